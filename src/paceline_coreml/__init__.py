@@ -1,12 +1,12 @@
-"""Core ML for paceline: an engine, the conversion of models for it, and checks of them.
+"""Core ML for paceline: an engine, model conversion, and checks of converted models.
 
-Entry points in pyproject.toml add the engine and the commands to paceline, which knows no name of
-this package.
+Entry points in pyproject.toml add the engine and commands to paceline, which never imports this
+package by name.
 """
 
 import logging
 
-import paceline  # noqa: F401  (turns off what coremltools and others would report)
+import paceline  # noqa: F401  (disables the telemetry of imported libraries)
 
-# coremltools logs what it lacks off a Mac, and versions of torch that it was not tested with.
+# Off a Mac, coremltools warns of missing libraries, and of versions of torch that it does not test.
 logging.getLogger("coremltools").setLevel(logging.ERROR)

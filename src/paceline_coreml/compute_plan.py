@@ -1,11 +1,11 @@
-"""Reads Core ML's compute plan of one package for one number of rows, as plain data; Mac only.
+"""Reads Core ML's compute plan for a package and a number of rows, as plain data; Mac only.
 
 `residency` evaluates the plans. Invariant: Core ML runs only in a child process, because a model
 that crashes the Neural Engine's compiler may kill the process (coremltools issue 2758).
 
-A plan is of the default function at its default shape, and coremltools cannot choose another
-(coremltools 9, `MLComputePlan.load_from_path`). So it is read from a copy of the package in which
-the planned function or shape is the default.
+Plans describe the default function at its default shape, and coremltools cannot choose another
+(coremltools 9, `MLComputePlan.load_from_path`). So a plan is read from a copy of the package whose
+default is the planned function or shape.
 """
 
 import os
@@ -44,18 +44,18 @@ class PlannedOp:
     name: str
     """Name of its first output; empty if it has none."""
     type: str
-    """As `conv`, without the opset's name."""
+    """Operation type without the opset's name, such as `conv`."""
     preferred: str | None
-    """The device that it is planned for; None: not in the plan."""
+    """The planned device, or None if it is not in the plan."""
     supported: tuple[str, ...] | None
-    """Devices that could run it; None: not in the plan."""
+    """Devices that could run it, or None if it is not in the plan."""
     cost: float | None
-    """Core ML's estimate of its share of the total cost, 0 to 1; None: not in the plan."""
+    """Core ML's estimate of its share of the total cost, 0 to 1; None if it is not in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputePlan:
-    """Core ML's plan of a package, or the reason why there is none."""
+    """Core ML's plan for a package, or the reason why there is none."""
 
     package: str
     """Its path in the artifact."""
@@ -64,15 +64,15 @@ class ComputePlan:
     function: str | None
     """The static function for `rows`; None: the package is flexible, with `rows` as default."""
     ops: tuple[PlannedOp, ...] = ()
-    """Including nested blocks and constants."""
+    """All operations, including nested blocks and constants."""
     fault: str | None = None
-    """Why there is no plan."""
+    """The reason why the plan is missing."""
 
 
 def record(
     folder: Path, package: str, rows: int, *, function: str | None, units: str
 ) -> ComputePlan:
-    """Get Core ML's plan of a package, in a child process.
+    """Get Core ML's plan for a package, in a child process.
 
     Args:
         folder: the artifact.
@@ -82,7 +82,7 @@ def record(
         units: one of `packages.UNITS`.
 
     Returns:
-        The plan; with a `fault` if Core ML failed or crashed.
+        The plan, with a `fault` if Core ML failed or crashed.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-coreml-") as work:
         out = Path(work) / "plan.json"
@@ -95,10 +95,10 @@ def record(
 
 
 def copy_with_default(package: Path, copy: Path, rows: int, function: str | None) -> Path:
-    """Copy a package with `function`, or else the shape for `rows`, as its default.
+    """Copy a package, with `function` or else the shape for `rows` as its default.
 
     Weights are hard links if the disk supports them. Raises ModelError if the package does not have
-    this function, or does not take `rows`.
+    this function, or does not support `rows`.
     """
     shutil.copytree(package, copy, copy_function=_link)
     (model,) = copy.rglob("*.mlmodel")
@@ -126,16 +126,16 @@ def copy_with_default(package: Path, copy: Path, rows: int, function: str | None
 
 
 def ops_of(plan: Any, function: str) -> Iterator[PlannedOp]:
-    """The operations of a function in an `MLComputePlan` of coremltools.
+    """Yield a function's operations in coremltools' `MLComputePlan`.
 
-    Raises ModelError if the plan is not of an ML program, or does not have this function.
+    Raises ModelError if the plan is not for an ML program, or does not have this function.
     """
     program = plan.model_structure.program
     if program is None:
-        raise ModelError("the plan is not of an ML program")
+        raise ModelError("the plan is not for an ML program")
     if function not in program.functions:
         raise ModelError(
-            f"the plan has no function {function!r}, only {', '.join(sorted(program.functions))}"
+            f"the plan has no function {function!r}; it has {', '.join(sorted(program.functions))}"
         )
     yield from _ops_of(plan, program.functions[function].block)
 
@@ -170,7 +170,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    """The child process: write the plan's operations to a file."""
+    """Write the plan's operations to a file, in the child process."""
     import coremltools as ct
     from coremltools.models.compute_plan import MLComputePlan
 
@@ -180,7 +180,7 @@ def _main(arguments: Sequence[str]) -> None:
     try:
         compiled = ct.models.utils.compile_model(str(copy), str(work / "plan.mlmodelc"))
         plan = MLComputePlan.load_from_path(compiled, compute_units=ct.ComputeUnit[units])
-    except Exception as error:  # coremltools raises Exception itself, Core ML RuntimeError
+    except Exception as error:  # coremltools raises plain Exception, Core ML RuntimeError
         sys.exit(reason_of(error))
     write_json(Path(out), {"ops": [asdict(op) for op in ops_of(plan, function or "main")]})
 

@@ -1,11 +1,11 @@
 """Evaluates whether an artifact would run on the Neural Engine, from Core ML's compute plans.
 
-Plans are plain data, so plans recorded on a Mac are evaluated anywhere. A shard passes if every
-operation *prefers* the Neural Engine at every planned number of rows; *supported* is not enough,
+Plans are plain data, so plans recorded on a Mac can be evaluated anywhere. A shard passes if every
+operation *prefers* the Neural Engine at every planned number of rows. *Supported* is not enough,
 because Core ML may plan a supported operation elsewhere. A convolution without a device in the plan
-fails; another operation without one is listed, because reads and writes of states have none.
+fails. Other operations without one are listed, because reads and writes of states have none.
 
-A plan is not a measurement: confirm it with a timing.
+A plan is not a measurement: confirm it by timing.
 """
 
 import platform
@@ -30,11 +30,11 @@ KIND = "coreml-plans"
 VERSION = 1
 
 UNKNOWN = "unknown"
-"""Device of an operation that has none in the plan."""
+"""Device of operations that have none in the plan."""
 
 
 class Counts(NamedTuple):
-    """Operations on the Neural Engine, off it, and without a device in the plan."""
+    """The numbers of operations on the Neural Engine, off it, and without a device in the plan."""
 
     on: int
     off: int
@@ -42,35 +42,35 @@ class Counts(NamedTuple):
 
 
 class OffEngine(NamedTuple):
-    """Operations of one type that are planned off the Neural Engine."""
+    """The operations of one type that are planned off the Neural Engine."""
 
     type: str
     device: str
-    """Or `UNKNOWN`."""
+    """The device, or `UNKNOWN`."""
     ops: int
     able: int
-    """How many of them the Neural Engine supports."""
+    """Number of operations that the Neural Engine supports."""
     cost: float | None
-    """Their share of the total cost, 0 to 1; None: not in the plan."""
+    """Their share of the total cost, 0 to 1; None if it is not in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanVerdict:
     convs: Counts
     others: Counts
-    """Operations that are computed in a call and are not convolutions."""
+    """Operations that run in a forward pass and are not convolutions."""
     elsewhere: tuple[OffEngine, ...]
     """Convolutions first, then by cost."""
     fault: str | None
-    """Why it fails; None: it passes."""
+    """The reason for a failure, or None if it passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlans:
-    """Plans of an artifact and their provenance: the file that `--record` writes."""
+    """The plans of an artifact and their provenance: the file that `--record` writes."""
 
     fingerprint: str
-    """Of the artifact."""
+    """The artifact's fingerprint."""
     units: str
     system: str
     made_by: str
@@ -90,19 +90,19 @@ def report(
     Args:
         folder: the artifact.
         units: compute units to plan for, one of `packages.UNITS`.
-        recorded: a file of recorded plans; None: Core ML makes them, on a Mac.
+        recorded: a file with recorded plans; None: get them from Core ML, on a Mac.
         record: a file to write the plans to.
-        progress: reports plans.
+        progress: reports finished plans.
 
     Raises:
         ModelError: the artifact is incomplete, or the file is not a recording of its plans.
-        InvalidRequest: this is not a Mac and there is no recording, or the file cannot be written,
-            or the units are unknown.
+        InvalidRequest: this is not a Mac and `recorded` is None, the file cannot be written, or the
+            units are unknown.
     """
     if units not in UNITS:
         raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
     if recorded is not None and record is not None:
-        raise InvalidRequest("plans are either recorded or evaluated; give one of the files")
+        raise InvalidRequest("--record cannot be used with --recorded; remove one of the two")
     artifact = read_artifact(folder)
     if recorded is not None:
         recording = _read(recorded, artifact)
@@ -110,8 +110,8 @@ def report(
         recording = _record(artifact, units, progress)
     else:
         raise InvalidRequest(
-            f"Core ML makes plans, on a Mac: run `paceline coreml residency {folder} "
-            "--record FILE` there, and evaluate them here with --recorded FILE"
+            f"plans are available only on a Mac: run `paceline coreml residency {folder} "
+            "--record FILE` there, and evaluate them on this machine with --recorded FILE"
         )
     if record is not None:
         with writing(record):
@@ -138,13 +138,13 @@ def evaluate(plan: ComputePlan) -> PlanVerdict:
 
 
 def planned_rows(artifact: Artifact) -> tuple[int, ...]:
-    """Numbers of rows to plan for: those of the engine's calls and one, or of static functions."""
+    """Return the row counts to plan for: those of the engine and 1, or of static functions."""
     some = (1, artifact.decode_rows, artifact.rows)
     return tuple(sorted({*(artifact.functions or some)}))
 
 
 def _is_constant(op: PlannedOp) -> bool:
-    """Constants and their decompression: not computed in a call, and on no device."""
+    """Return True for constants and their decompression, which do not run on a device."""
     return op.type == "const" or op.type.startswith("constexpr_")
 
 
@@ -202,13 +202,13 @@ def _read(path: Path, artifact: Artifact) -> RecordedPlans:
     value = read_json(path)
     if value.get("kind") != KIND or value.get("version") != VERSION:
         raise ModelError(
-            f"{path} is a {value.get('kind')} of version {value.get('version')}; expected {KIND} "
-            f"of version {VERSION}, as --record writes them"
+            f"{path} has kind {value.get('kind')} and version {value.get('version')}; expected "
+            f"{KIND} and version {VERSION}, as --record writes them"
         )
     recording = validated(RecordedPlans, value, str(path), error=ModelError)
     if recording.fingerprint != artifact.fingerprint:
         raise ModelError(
-            f"{path} has the plans of another artifact than {artifact.folder}; record them again"
+            f"{path} has plans of another artifact, not {artifact.folder}; record them again"
         )
     return recording
 
@@ -250,7 +250,7 @@ def _report(artifact: Artifact, recording: RecordedPlans) -> Report:
         *(f"{plan.package} at T = {plan.rows}: {fault}" for plan, fault in failed),
         _planned_shapes(artifact),
         f"verdict: operations of {artifact.name} {'do NOT all' if failed else 'all'} stay on the "
-        f"Neural Engine, as Core ML plans it for {recording.units} on {recording.system}{others}; "
+        f"Neural Engine in Core ML's plan for {recording.units} on {recording.system}{others}; "
         "a plan is not a measurement",
     ]
     tables = [_plan_table(evaluated), _off_table(evaluated)]
@@ -260,9 +260,9 @@ def _report(artifact: Artifact, recording: RecordedPlans) -> Report:
 def _planned_shapes(artifact: Artifact) -> str:
     planned = " and ".join(f"T = {rows}" for rows in planned_rows(artifact))
     if len(artifact.functions) == 1:
-        return f"planned: {planned}, which every call has"
+        return f"planned: {planned}, in every pass"
     if artifact.functions:
-        return f"planned: {planned}, each in a function of its own"
+        return f"planned: {planned}, each in its own function"
     return (
         f"planned: {planned}, each as the default shape of a copy of the packages. They take any T "
         f"up to {artifact.rows}, and shapes other than a package's own default (T = 1) may run off "

@@ -1,1 +1,1 @@
-"""Any text model that mlx-lm loads, as an engine: Apple GPUs, and MLX's CPU build for tests."""
+"""Engine for text models that mlx-lm loads: on Apple GPUs, or MLX's CPU build for tests."""

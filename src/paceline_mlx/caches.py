@@ -1,7 +1,7 @@
 """mlx-lm's caches by kind: KV caches can be trimmed, recurrent ones restored.
 
-Independent of sequences and blocks. `SlidingCache` replaces mlx-lm's `RotatingKVCache`, which moves
-its oldest keys with every block: the order of a row's sums would depend on the block.
+Depends on neither sequences nor blocks. `SlidingCache` replaces mlx-lm's `RotatingKVCache`, which
+moves its oldest keys with every block: the order of a row's sums would depend on the block.
 """
 
 import copy
@@ -22,7 +22,7 @@ from paceline_mlx.hooks import Array
 from paceline_mlx.thresholds import drop_step, dropped, min_held
 
 SLOTS = 64
-"""Slots by which caches grow. mlx-lm's own step is 256, more than many sequences need."""
+"""Slots added when a cache grows. mlx-lm's own step is 256, more than many sequences need."""
 
 
 class SlidingCache:
@@ -33,7 +33,7 @@ class SlidingCache:
     """
 
     def __init__(self, window: int) -> None:
-        """For a layer that attends to `window` positions, its own included."""
+        """Create a cache for a layer that attends to `window` positions, its own included."""
         self.max_size = window
         self.slots = _growing(KVCache())
         self.front = 0
@@ -63,7 +63,7 @@ class SlidingCache:
             self.front += surplus
 
     def can_trim(self, rows: int) -> bool:
-        """True if the cache still holds the whole window, and a slot or two, after trimming."""
+        """Return True if the whole window, and a slot or two, are left after trimming."""
         return not self.front or self.slots.offset - rows >= min_held(self.max_size)
 
     def trim(self, rows: int) -> int:
@@ -79,7 +79,7 @@ class SlidingCache:
 
 
 def make_caches(model: Any) -> list[Any]:
-    """A model's own caches for an empty sequence, with `SlidingCache` for rotating ones.
+    """Return a model's own caches for an empty sequence, with `SlidingCache` for rotating ones.
 
     Raises ModelError if one of them cannot be rolled back.
     """
@@ -87,14 +87,14 @@ def make_caches(model: Any) -> list[Any]:
     for cache in leaves(caches):
         if not (is_recurrent(cache) or isinstance(cache, SlidingCache) or cache.is_trimmable()):
             raise ModelError(
-                f"the engine mlx cannot run a {model.model_type}: its {type(cache).__name__} "
-                "cannot be rolled back"
+                f"the engine mlx cannot run {model.model_type} models: their "
+                f"{type(cache).__name__} cannot be rolled back; choose another engine"
             )
     return caches
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[Any]:
-    """All caches, with `CacheList`s flattened."""
+    """Yield all caches, with `CacheList`s flattened."""
     for cache in caches:
         if isinstance(cache, CacheList):
             yield from leaves(cache.caches)
@@ -103,7 +103,7 @@ def leaves(caches: Sequence[Any]) -> Iterator[Any]:
 
 
 def kernel_by_position(cache: Any) -> bool:
-    """True if the position of a row decides which kernel its attention to this cache takes."""
+    """Return True if a row's position decides which kernel its attention to this cache takes."""
     if isinstance(cache, SlidingCache):
         return drop_step(cache.max_size) is not None
     return type(cache) is KVCache or is_recurrent(cache)
@@ -121,7 +121,7 @@ def can_trim(cache: Any, rows: int) -> bool:
 
 
 def slot_bytes(caches: Sequence[Any]) -> int:
-    """Bytes of a slot in all caches together; none may be empty."""
+    """Return the bytes per slot of all caches together; none may be empty."""
     total = 0
     for cache in leaves(caches):
         if not is_recurrent(cache):
@@ -131,7 +131,7 @@ def slot_bytes(caches: Sequence[Any]) -> int:
 
 
 def copy_without(cache: Any, rows: int) -> Any:
-    """An independent copy without the last `rows` slots.
+    """Return an independent copy without the last `rows` slots.
 
     Arrays are copied only when one of the two caches is written.
     """
@@ -149,7 +149,7 @@ def copy_without(cache: Any, rows: int) -> Any:
         other = _growing(KVCache())
         if cache.keys is not None and cache.offset > rows:
             keys, values, held = cache.state
-            # Writes change an array for all its holders, so the copy gets views.
+            # Writes change an array for all its owners, so the copy gets views.
             kept = [array[..., : held - rows, :] for array in (keys, values)]
             other.state = (*kept, held - rows)
         return other

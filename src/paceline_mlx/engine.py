@@ -1,15 +1,15 @@
-"""Runs models of mlx-lm, on an Apple GPU or with MLX's CPU build.
+"""Runs mlx-lm's models, on an Apple GPU or with MLX's CPU build.
 
 A step builds the lazy graphs of all its blocks and evaluates them at once, so it waits for the
-device once. Draft tokens that the device still computes enter those graphs unevaluated.
+device once. Draft tokens that the device is still computing enter those graphs unevaluated.
 
-Rows of several sequences share a call as far as `probe.py` measured equal bits for their number
-(`together.py`); else sequences run one after another. mlx-lm's batched caches are not used: they
-pad on the left to the longest sequence, which changes the order of a row's sums.
+Rows of several sequences share a forward pass if `probe.py` found that number of rows to be
+bit-identical (`together.py`); else sequences run one after another. mlx-lm's batched caches are not
+used: they pad on the left to the longest sequence, which changes the order of a row's sums.
 
-Invariant: calls whose logits are read have a number of rows for which `probe.py` measured equal
-bits, in all and of each sequence, and are cut where attention changes kernels (`thresholds.py`).
-Prompt rows without logits run in longer calls of a sequence, without the head.
+Invariant: in forward passes whose logits are read, the total number of rows and the number per
+sequence are ones that `probe.py` found to be bit-identical. The passes are cut where attention
+changes kernels (`thresholds.py`). Prompt rows without logits run in longer passes without the head.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ from paceline_mlx.rows import ALONE, ANY, FEW_SHAPES, Budget
 from paceline_mlx.step import BlockOutputs, Decode, TapArrays, grouped
 
 _PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
-"""How sequences are computed and shared. Change this string with any change to a row's bits or a
-call's cost: what is stored is then measured again."""
+"""How sequences are computed and shared. Change this string with any change to a row's bits or the
+cost of a forward pass: stored measurements are then repeated."""
 
 
 class MlxEngine(PooledEngine[MlxSequence]):
-    """The engine; see the top of this file. `step` is not thread-safe."""
+    """An engine for mlx-lm; see the top of this file. `step` is not thread-safe."""
 
     name = "mlx"
     _table_type = MlxSequence
@@ -53,10 +53,10 @@ class MlxEngine(PooledEngine[MlxSequence]):
         *,
         rules: RowRules | None = None,
     ) -> None:
-        """Load the checkpoint in a folder, for sequences of `context_length` slots at most.
+        """Load the checkpoint in a folder, for sequences of at most `context_length` slots.
 
-        `rules` are for the rows of its calls; None: measured, unless `min_rows` is 1: then calls
-        are not padded.
+        `rules` limit the rows per forward pass. None: measure them, unless `min_rows` is 1; passes
+        are then not padded.
 
         Raises:
             ModelError: mlx-lm cannot load or run it.
@@ -64,12 +64,12 @@ class MlxEngine(PooledEngine[MlxSequence]):
         """
         settings = settings or EngineSettings()
         if settings.threads is not None:
-            raise InvalidRequest("the engine mlx has no setting for threads; leave threads out")
+            raise InvalidRequest("the engine mlx has no setting for threads; remove threads")
         self.context_length = context_length
         self.min_rows = settings.min_rows
         self.taps = settings.taps
         self.model = LoadedModel(load(folder), settings.taps)
-        """The model, for drafters that share its embeddings and head, or call it themselves."""
+        """The model, for drafters that share its embeddings and head, or run it themselves."""
         unmeasured = FEW_SHAPES if self.model.few_shapes else ANY
         try:
             self.vocab_size, bytes_per_slot = self._call_once()
@@ -78,7 +78,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         except Exception as error:  # of any type: a config that does not match its weights
             raise ModelError(f"{folder} cannot be run by mlx-lm: {one_line(error)}") from error
         self.rules = rules or unmeasured
-        """Rows of a call whose logits are read; and of a prompt's, most of whose are not."""
+        """Rows per forward pass: in decode, whose logits are read, and in prefill."""
         tokens = settings.slots(context_length, bytes_per_slot)
         self._pool = BlockPool(-(-tokens // SLOTS), SLOTS)
 
@@ -86,10 +86,10 @@ class MlxEngine(PooledEngine[MlxSequence]):
         return MlxSequence(self._pool, self.context_length, self.model)
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
-        """Run blocks of different sequences, and wait for the device once; see `Engine.step`.
+        """Run blocks of different sequences and wait for the device once; see `Engine.step`.
 
-        `parts` of the result are `graph`, building it on the host, and `device`, waiting for it.
-        Raises ModelError if MLX failed, most likely for lack of memory.
+        The result's `parts` are seconds: `graph` to build the graph on the host, and `device` to
+        wait for the device. Raises ModelError if MLX fails, most likely for lack of memory.
         """
         started = perf_counter()
         sequences = self._reserve(work)
@@ -121,21 +121,21 @@ class MlxEngine(PooledEngine[MlxSequence]):
         }
 
     def _measured(self, settings: EngineSettings) -> RowRules:
-        """Rules under which rows of this model have equal bits, and how far that was compared."""
-        settings.progress.say("comparing rows of calls, for ten seconds at most")
-        # Of the processor's own time: what else it does must not decide what is called exact.
+        """Measure which numbers of rows are bit-identical, and up to how many keys."""
+        settings.progress.say("checking that results are bit-identical, for at most 10 s")
+        # CPU time, where MLX runs on the CPU: other processes must not change the result.
         budget = Budget(process_time if mx.default_device() == mx.cpu else perf_counter)
         rules = choose_rows(self.model, self.context_length, budget)
         self.compared_keys = budget.keys
         if rules is None:
-            self.min_rows, rules = 1, ALONE  # rows depend on T, or may
+            self.min_rows, rules = 1, ALONE  # rows depend on T, or could
         else:
             together = choose_together(self.model, rules.decode, self.context_length, budget)
             rules = rules._replace(together=together)
         if budget.keys < self.context_length:
             settings.progress.say(
-                f"rows were compared up to {budget.keys} tokens in that time: a longer text's "
-                "`exact` is false"
+                f"checked contexts of up to {budget.keys} tokens in that time; `exact` is false "
+                "for longer ones"
             )
         return rules
 
@@ -158,11 +158,11 @@ class MlxEngine(PooledEngine[MlxSequence]):
         return outputs
 
     def _unread(self, block: Block) -> int:
-        """Rows at the start of a block that run without logits, as prefill."""
+        """Return the number of rows at the start of a block that run without logits, as prefill."""
         count = len(block.tokens)
-        # A short block is one call, even if only its last row gets logits.
+        # A short block is one forward pass, even if only its last row gets logits.
         short = block.rows > 0 and count <= self.rules.decode.most
-        # Decode rows that are computed again keep their kernel, though they get no logits.
+        # Recomputed decode rows keep their kernel, though they get no logits.
         return count - block.rows if block.prefill and not short else 0
 
     def _outputs(
@@ -181,17 +181,17 @@ class MlxEngine(PooledEngine[MlxSequence]):
         return BlockOutputs(logits, None, tapped)
 
     def _recompute(self, sequence: MlxSequence, held: int) -> None:
-        """Run tokens that the caches lost: prefilled ones by prefill, the others by decode."""
+        """Run tokens that the caches lost: prefilled ones with prefill, the others with decode."""
         if held == sequence.length:
             return
         prefilled = max(sequence.shareable_length, held)
         self._prefill(sequence, sequence.tokens[held:prefilled])
         self._decode([Decode(sequence.states, sequence.tokens[prefilled:], self.rules)])
-        # Drop the last call's padding. Models that cannot go back to that row run its tokens again.
+        # Drop the last pass's padding. Models that cannot roll back that far run its tokens again.
         self._prefill(sequence, sequence.tokens[sequence.states.accept(sequence.length) :])
 
     def _decode(self, decodes: Sequence[Decode]) -> None:
-        """Run tokens in calls that give their rows the bits of any other call; see `RowRules`."""
+        """Run tokens in forward passes whose rows are bit-identical in any pass; see `RowRules`."""
         min_rows = self.rules.decode.least
         while waiting := [decode for decode in decodes if decode.parts]:
             for group in grouped(waiting, self.rules.together):
@@ -201,7 +201,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
                     decode.calls.append(called)
 
     def _prefill(self, sequence: MlxSequence, tokens: Sequence[int]) -> list[dict[int, Array]]:
-        """Run tokens without logits; returns the taps of the calls."""
+        """Run tokens without logits; return the taps of each forward pass."""
         taps = []
         cuts = self.rules.cuts if self.model.few_shapes else ()
         for part_rows in self.rules.prefill.split(len(tokens), sequence.states.held, cuts):
@@ -214,10 +214,10 @@ class MlxEngine(PooledEngine[MlxSequence]):
         return taps
 
     def _call_once(self) -> tuple[int, int]:
-        """Call the model once; returns the width of its logits and the bytes of a slot.
+        """Run the model once; return the width of its logits and the bytes per slot.
 
-        Some arrays of a model are computed in its first call, and must exist before another thread
-        calls it.
+        Some arrays of a model are computed in its first forward pass, and must exist before another
+        thread runs it.
         """
         states = self.model.empty()
         logits = self.model.call(states, [0, 0]).logits
@@ -227,7 +227,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
 @contextlib.contextmanager
 def _forget_on_failure(sequences: Sequence[MlxSequence]) -> Iterator[None]:
-    """Drop the caches of the sequences if the call fails: their tokens are run again."""
+    """Drop the caches of the sequences if the step fails; their tokens are then run again."""
     try:
         yield
     except BaseException as error:
@@ -235,5 +235,5 @@ def _forget_on_failure(sequences: Sequence[MlxSequence]) -> Iterator[None]:
             sequence.forget()
         if isinstance(error, RuntimeError):
             reason = one_line(error)
-            raise ModelError(f"MLX failed: {reason}; a shorter prompt may help") from error
+            raise ModelError(f"MLX failed: {reason}; try a shorter prompt") from error
         raise

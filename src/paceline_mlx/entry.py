@@ -1,6 +1,6 @@
-"""The engine as an entry point: without mlx-lm, importing it raises MissingExtra.
+"""Entry point of the engine. Importing it without mlx-lm raises MissingExtra.
 
-So it is an error before a model is fetched; all else here imports MLX as it is.
+The error thus comes before a model is downloaded; all other modules import MLX unchecked.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
-"""Hooks on single modules of a loaded model.
+"""Hooks on individual modules of a loaded model.
 
-A hooked module gets its own subclass of the class it had, so other modules of that class are not
+A hooked module gets its own subclass of its former class. Other modules of that class are not
 affected, and nothing has to be undone when the model is freed.
 """
 
@@ -12,14 +12,14 @@ Array = Any
 """An `mlx.core.array`; lazy unless documented otherwise."""
 
 ROWS = 1
-"""The axis of rows, in [1, T, ...]."""
+"""The row axis in [1, T, ...]."""
 
 Call = Callable[..., Any]
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 Hook = Callable[[Call, Args, Kwargs], Any]
-"""Replaces a call: gets the original callable and its arguments; returns the result."""
+"""Replaces a module's call: gets the original callable and its arguments; returns the result."""
 
 
 def install_hook(module: Any, hook: Hook) -> None:
@@ -33,14 +33,14 @@ def install_hook(module: Any, hook: Hook) -> None:
 
 
 def is_rows(value: Any) -> bool:
-    """True of an array that may be [1, T, ...]."""
+    """Return True for an array that could be [1, T, ...]."""
     import mlx.core as mx
 
     return isinstance(value, mx.array) and value.ndim > 1
 
 
 class Taps:
-    """Records the hidden states after some of a model's layers."""
+    """A recorder of the hidden states after some of a model's layers."""
 
     def __init__(self, layers: Sequence[Any], numbers: Sequence[int]) -> None:
         self._recorded: dict[int, Array] = {}
@@ -48,7 +48,7 @@ class Taps:
             install_hook(layers[number], partial(self._record, number))
 
     def take(self) -> dict[int, Array]:
-        """Tapped layer -> [T, d], of the last call."""
+        """Return and clear the last forward pass's hidden states: tapped layer -> [T, d]."""
         recorded, self._recorded = self._recorded, {}
         return {number: states[0] for number, states in recorded.items()}
 

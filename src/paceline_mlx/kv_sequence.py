@@ -1,7 +1,7 @@
 """One sequence of the engine: its KV blocks, its tokens, and the caches that mlx-lm's model fills.
 
-KV blocks only count slots; MLX's arrays grow by themselves. A fork shares arrays until either
-sequence writes, which copies them.
+KV blocks only count slots; MLX's arrays grow on their own. A fork shares arrays until either
+sequence writes to them, which makes a copy.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from paceline_mlx.model import LoadedModel
 
 
 class MlxSequence(PrefillTable):
-    """See `KVSequence` in `engines/base.py`. Prefill and decode calls may take other kernels."""
+    """An MLX `KVSequence` (`engines/base.py`). Prefill and decode may use different kernels."""
 
     def __init__(self, pool: BlockPool, context_length: int, model: LoadedModel) -> None:
         super().__init__(pool, context_length)
         self._model = model
         self.states = model.empty()
-        """Caches of the model; they may hold more or fewer than `length` slots."""
+        """The model's caches; they may hold more or fewer than `length` slots."""
         self.tokens: list[int] = []
-        """Committed tokens: run again where a recurrent state cannot be rolled back."""
+        """Committed tokens; they are run again where a recurrent state cannot be rolled back."""
         self._block: Sequence[int] = ()
 
     def ran(self, block: Block) -> None:
@@ -32,7 +32,7 @@ class MlxSequence(PrefillTable):
         self._block = block.tokens
 
     def forget(self) -> None:
-        """Drop the caches: their contents are unknown after a failed call."""
+        """Drop the caches: their contents are unknown after a failed forward pass."""
         self.states = self._model.empty()
         self.rewind(self.length)  # the failed block cannot be committed
 
@@ -50,12 +50,12 @@ class MlxSequence(PrefillTable):
         return self.states.fork_length(min(length, self.shareable_length))
 
     def fork(self, length: int) -> Self:
-        """A new sequence with up to `length` prefilled slots of this one.
+        """Return a new sequence with up to `length` prefilled slots of this one.
 
-        With recurrent layers: up to a position whose state was saved.
+        With recurrent layers, it ends at a position whose state was saved.
         """
         if length < 0:
-            raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
+            raise ValueError(f"cannot fork {length} slots of a sequence with {self.length}")
         other = type(self)(self._pool, self._context_length, self._model)
         states = self.states.fork(min(length, self.shareable_length))
         try:

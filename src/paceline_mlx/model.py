@@ -1,6 +1,6 @@
-"""A model loaded by mlx-lm, and its calls: tokens in, lazy arrays out.
+"""A model loaded by mlx-lm, and its forward passes: tokens in, lazy arrays out.
 
-Independent of blocks, sampling and sequences. Model classes, caches and quantized layers are
+Depends on neither blocks nor sampling nor sequences. Model classes, caches and quantized layers are
 mlx-lm's own.
 """
 
@@ -26,48 +26,48 @@ from paceline_mlx.together import Together
 
 _PADDING = 0
 
-_LONGEST_REASON = 300
+_MAX_REASON_LENGTH = 300
 
 Tokens = Sequence[int] | Array
 
 
 class LazyOutputs(NamedTuple):
     logits: Array
-    """[T, vocab], in the model's own precision."""
+    """[T, vocab], in the model's precision."""
     taps: dict[int, Array]
     """Tapped layer -> [T, d]."""
 
 
 class LoadedModel:
     def __init__(self, module: Any, taps: Sequence[int] = ()) -> None:
-        """Wrap a model of mlx-lm, and install hooks on some of its modules.
+        """Wrap one of mlx-lm's models, and install hooks on some of its modules.
 
-        Every call returns the hidden states after the layers `taps`, from 0.
+        Every forward pass returns the hidden states after the layers `taps`, from 0.
 
         Raises:
             ModelError: one of its caches cannot be rolled back.
             InvalidRequest: a tapped layer does not exist.
         """
         self.module = module
-        """mlx-lm's own, for drafters that share parts of it."""
+        """mlx-lm's model, for drafters that share parts of it."""
         caches = make_caches(module)
         missing = [tap for tap in taps if not 0 <= tap < len(module.layers)]
         if missing:
             raise InvalidRequest(
-                f"the model has layers 0 to {len(module.layers) - 1}, so "
-                f"{', '.join(map(str, missing))} cannot be tapped"
+                f"cannot tap layers {', '.join(map(str, missing))}: the model has layers 0 to "
+                f"{len(module.layers) - 1}"
             )
         recurrent = any(is_recurrent(cache) for cache in leaves(caches))
-        # The recorder is between the two: it records one sequence's share of projected rows, and
-        # a mixer's call for one sequence.
+        # The recorder's hooks go between the two others: it records one sequence's share of
+        # projected rows, and a mixer's call for one sequence.
         self._together = Together(module, caches)
         self._recorder = Recorder(module) if recurrent else None
         self._together.hook_mixers()
         self.mixers = self._together.mixers
-        """Modules that look at other rows; empty: `call_together` cannot be tried."""
+        """Modules that read other rows; if empty, `call_together` does not work."""
         self._taps = Taps(module.layers, taps)
         self.few_shapes = _keys_are_padded() and not recurrent
-        """Whether calls keep to `FEW_ROWS` and `CAPACITIES`, as the device plans each shape."""
+        """True if passes use only `FEW_ROWS` and `CAPACITIES`: the device plans every new shape."""
 
     def empty(self) -> States:
         return States(partial(make_caches, self.module), self._recorder)
@@ -75,10 +75,10 @@ class LoadedModel:
     def call(
         self, states: States, tokens: Tokens, *, min_rows: int = 1, drafted: bool = False
     ) -> LazyOutputs:
-        """Run T tokens after the context that `states` hold, and append them to it.
+        """Run T tokens after the context in `states`, and append them to it.
 
-        Fewer than `min_rows` are padded; padding rows enter the caches too, if the call is
-        `drafted`: its rows may be rejected, so rollback among them must be cheap.
+        Fewer than `min_rows` are padded. If `drafted`, padding also enters the caches: rows may be
+        rejected, so rollback to any of them must be cheap.
         """
         end = states.held + len(tokens)
         if self.few_shapes:
@@ -93,7 +93,7 @@ class LoadedModel:
     def call_together(
         self, parts: Sequence[tuple[States, Tokens]], *, min_rows: int = 1
     ) -> list[LazyOutputs]:
-        """Run tokens of several sequences, each after its own context; see `together.py`.
+        """Run tokens of several sequences in one forward pass; see `together.py`.
 
         `parts` has each sequence's caches and tokens, as for `call` with `drafted`.
         """
@@ -123,13 +123,13 @@ class LoadedModel:
         return self._embedding(tokens)
 
     def head(self, hidden: Array) -> Array:
-        """Logits [..., vocab] of hidden states [..., d] after the last norm."""
+        """Compute logits [..., vocab] of hidden states [..., d] after the final norm."""
         return _linear(self._head)(hidden)
 
     def head_of(self, tokens: Array) -> Callable[[Array], Array]:
-        """The head for these tokens [n] only: its logits are [..., n].
+        """Return a head for these tokens [n] only, with logits [..., n].
 
-        It copies their rows, quantized like the head.
+        It has copies of their rows, quantized like the head.
         """
         rows = copy.copy(self._head)
         for name in ("weight", "scales", "biases", "bias"):
@@ -150,7 +150,7 @@ class LoadedModel:
 
 
 def _padded(tokens: Tokens, min_rows: int) -> Array:
-    """[T] token ids, T at least `min_rows`."""
+    """Return token ids [T], padded to at least `min_rows`."""
     missing = max(min_rows - len(tokens), 0)
     return mx.pad(mx.array(tokens), (0, missing), constant_values=_PADDING)
 
@@ -165,22 +165,22 @@ def _linear(head: Any) -> Callable[[Array], Array]:
 
 
 def plans_shapes() -> bool:
-    """True if the device plans attention anew for each shape of a call, as cuDNN does."""
+    """Return True if the device plans attention for every new shape, as cuDNN does."""
     return bool(mx.cuda.is_available()) and mx.default_device() == mx.gpu
 
 
 def _keys_are_padded() -> bool:
-    """On a device that plans shapes, pad keys of all attention of this process to `capacity`."""
+    """Return whether the device plans shapes; if so, patch MLX to pad all keys to `capacity`."""
     original = mx.fast.scaled_dot_product_attention
     if not plans_shapes() or hasattr(original, "pads_keys"):
         return plans_shapes()
 
     def padded(q: Array, k: Array, v: Array, *, mask: Any = None, **options: Any) -> Array:
         rows, keys = q.shape[2], k.shape[2]
-        if rows > 1:  # one row has a kernel without plans
+        if rows > 1:  # a single row uses a kernel without plans
             free = capacity(keys) - keys
             if not isinstance(mask, mx.array):
-                first = keys if mask is None else keys - rows  # the last key that a row attends to
+                first = keys if mask is None else keys - rows  # the first row's last visible key
                 mask = mx.arange(keys) <= mx.arange(first, first + rows)[:, None]
             hidden = False if mask.dtype == mx.bool_ else mx.finfo(mask.dtype).min
             sides = [(0, 0)] * (mask.ndim - 1)
@@ -205,7 +205,7 @@ def load(folder: Path) -> Any:
     """
     from mlx_lm.utils import load_model
 
-    # As mlx-lm's own server does: the system keeps the weights in memory between requests.
+    # As in mlx-lm's server: the system keeps the weights in memory between requests.
     wired = mx.device_info().get("max_recommended_working_set_size")
     if wired is not None:
         mx.set_wired_limit(wired)
@@ -216,8 +216,8 @@ def load(folder: Path) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an MLX or mlx-lm error, shortened: it may list all tensors."""
+    """Return an MLX or mlx-lm error's message, shortened: it may list all tensors."""
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, KeyError):
-        reason = f"there is no {reason}"
-    return textwrap.shorten(reason, _LONGEST_REASON, placeholder=" ...")
+        reason = f"missing key {reason}"
+    return textwrap.shorten(reason, _MAX_REASON_LENGTH, placeholder=" ...")

@@ -1,17 +1,17 @@
-"""Bits of rows on this machine: of the loaded model, and of its attention alone.
+"""Compares the bits of rows on this machine, for the loaded model and for its attention alone.
 
-The whole model is called after a short and a long context, in calls of several numbers of rows.
-Attention is also called by itself, as the model calls it but with random keys, at contexts up to
-66,000 and around the numbers of keys where MLX may change kernels: that takes a layer's memory.
-Then calls of several sequences are compared with those of each sequence alone. All of it takes ten
-seconds at most, by ascending keys; `Budget` has how far it came.
+The model runs after a short and a long context, in forward passes of several numbers of rows.
+Attention also runs on its own, with the model's shapes and random keys, at contexts up to 66,000
+and around the numbers of keys where MLX may change kernels; this needs only one layer's memory.
+Then passes with several sequences are compared with those of each sequence alone. All of it takes
+at most ten seconds, in order of ascending keys; `Budget` records how far it came.
 
-Where a device plans each shape of attention anew (`few_shapes`), every call of an answer has one
-number of rows, and one of few numbers of keys. The whole model is called at each of them, for an
-answer and for a prompt, so that none is planned on the way of an answer.
+Where a device plans attention for every new shape (`few_shapes`), every decode pass has the same
+number of rows, and one of few numbers of keys. The model runs at each of them, in decode and in
+prefill, so that no response waits for a plan.
 
-Independent of blocks and sequences. What a passing probe does not prove: that another context than
-those takes no kernel of its own. `thresholds.py` has why it should not.
+Depends on neither blocks nor sequences. A passing probe does not prove that other contexts use the
+same kernels; `thresholds.py` explains why they should.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,19 +47,19 @@ from paceline_mlx.states import States
 from paceline_mlx.thresholds import CAPACITIES, FEW_ROWS, MOST_ROWS, THRESHOLDS, dropped
 
 _PREFIX = 48
-"""Computed tokens before a long random context."""
+"""Computed tokens at the start of a long context; the rest has random keys."""
 
 _TOKENS = 32
-"""Every model has these, and the vocabulary's size is not known yet."""
+"""Token ids that every model has; the vocabulary size is not known yet."""
 
 _QUERIES, _DRAWN = 64, 4096
-"""Positions after which queries repeat, and keys and values."""
+"""Periods of random queries, and of random keys and values, in positions."""
 
 _ATTENTION_SECONDS = 4.0  # of the budget
 
 
 class AttentionShapes(NamedTuple):
-    """Shapes of one kind of the model's attention, as it calls `scaled_dot_product_attention`."""
+    """The shapes that one kind of layer passes to `scaled_dot_product_attention`."""
 
     heads: int
     kv_heads: int
@@ -71,10 +71,10 @@ class AttentionShapes(NamedTuple):
 
 
 def choose_rows(model: LoadedModel, context_length: int, budget: Budget) -> RowRules | None:
-    """The first candidate for which every call gives equal bits.
+    """Return the first candidate whose forward passes are all bit-identical.
 
-    None: no candidate does, or the position of a row does not decide which kernel it takes, or
-    the time of the budget was too short for the first context.
+    Return None if there is none, if a row's position does not determine its kernel, or if the
+    budget ended before the first context was checked.
     """
     slots = [cache for cache in leaves(model.empty().caches) if not is_recurrent(cache)]
     if context_length >= THRESHOLDS[0] and not all(map(kernel_by_position, slots)):
@@ -89,7 +89,7 @@ def choose_rows(model: LoadedModel, context_length: int, budget: Budget) -> RowR
 
 
 def _few_shapes(model: LoadedModel, context_length: int, budget: Budget) -> RowRules | None:
-    """`FEW_SHAPES` if rows have the same bits at other places of a call, at each capacity."""
+    """Return `FEW_SHAPES` if rows are bit-identical wherever they are in a pass, else None."""
     for shorter in (keys for keys in (0, *CAPACITIES) if keys < context_length):
         if shorter and budget.left() < 0:
             budget.keys = shorter
@@ -102,18 +102,18 @@ def _few_shapes(model: LoadedModel, context_length: int, budget: Budget) -> RowR
 
 
 def _candidate(model: LoadedModel, context_length: int, budget: Budget) -> RowRules | None:
-    """The first of `CANDIDATES` for which every call gives equal bits, or None."""
+    """Return the first of `CANDIDATES` whose passes are all bit-identical, or None."""
     states = model.empty()
     with _recorded() as calls:
         _evaluate(states, model.call(states, [0, 0], drafted=True).logits)
     slots = [cache for cache in leaves(states.caches) if not is_recurrent(cache)]
-    # One call of every kind: sinks have other values in every layer.
+    # One call per kind: sinks have different values in every layer.
     kinds = list({str(call._replace(sinks=None)): call for call in calls}.values())
-    unfused = len(calls) < len(slots)  # some layers compute attention with products of their own
+    unfused = len(calls) < len(slots)  # some layers compute attention with matrix products
     windows = {cache.max_size if isinstance(cache, SlidingCache) else None for cache in slots}
     pairs = [*product(kinds, windows)]
     rules = candidates(
-        # A model that cannot drop padding after a call would run its rows again in another one.
+        # A model that cannot drop padding after a pass would run its rows again in another one.
         drops_padding=states.accept(1) == 1,
         fused=lambda rows: not unfused and all(_fused(kind, rows) for kind in kinds),
         attention=[
@@ -130,7 +130,7 @@ def _candidate(model: LoadedModel, context_length: int, budget: Budget) -> RowRu
 
 
 class _Calls:
-    """Calls of the whole model after contexts that are random from `_PREFIX` on; see `Prober`."""
+    """Forward passes after contexts that are random after `_PREFIX` tokens; see `Prober`."""
 
     sizes: Sequence[int] = TRIED
 
@@ -149,12 +149,12 @@ class _Calls:
         _evaluate(self._states, self._model.call(self._states, prefix).logits)
         if length > len(prefix):
             self._states.stretch(length - len(prefix))
-        if self._model.few_shapes:  # plan the shape of a prompt after this context, too
+        if self._model.few_shapes:  # also plan the shape of a prompt after this context
             _evaluate(self._states, self._model.call(self._states, [0] * FEW_ROWS[-1]).logits)
             self._states.roll_back(length)
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
-        """See `Prober.rows`. Raises TimeoutError where the number of shapes has no bound."""
+        """Implement `Prober.rows`. Raises TimeoutError if the number of shapes is unlimited."""
         if self._budget.left() < 0 and not self._model.few_shapes:
             raise TimeoutError
         held = self._states.accept(length)
@@ -166,10 +166,10 @@ class _Calls:
 
 
 def choose_together(model: LoadedModel, rows: RowRange, context_length: int, budget: Budget) -> int:
-    """Most rows of a call of several sequences that gives each the bits of a call of its own.
+    """Return the most rows that several sequences may share in a bit-identical forward pass.
 
-    The last of `TOTALS` up to which all calls agree; 1 if none does, if the model cannot be called
-    so, or without time. `rows` are those of a sequence in a call.
+    This is the largest of `TOTALS` such that it and all smaller ones agree. It is 1 if none does,
+    if the model does not support shared passes, or if the budget has ended. `rows`: per sequence.
     """
     if not model.mixers or budget.left() < 0:
         return 1
@@ -185,7 +185,7 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int, bud
         parts = [(one.states.fork(one.states.held), one.tokens[:count]) for one, count in pairs]
         try:
             calls = model.call_together(parts, min_rows=rows.least)
-        except Exception:  # of any type: code of the model got what it does not expect
+        except Exception:  # of any type: the model's code does not expect such caches
             return False
         for (states, _), called in zip(parts, calls, strict=True):
             _evaluate(states, called.logits)
@@ -197,7 +197,7 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int, bud
 
 
 class _Alone(NamedTuple):
-    """A short sequence, and the bits of its next tokens in a call of its own."""
+    """A short sequence, and the bits of its next tokens in a forward pass of their own."""
 
     states: States
     tokens: list[int]
@@ -205,7 +205,7 @@ class _Alone(NamedTuple):
 
 
 def _alone(model: LoadedModel, rows: RowRange, number: int, context_length: int) -> _Alone:
-    """Sequences of different numbers differ in length and tokens."""
+    """Create sequence `number`; sequences differ in length and tokens."""
     max_rows = min(rows.most, SHARE)
     length = max(min(3 + 5 * number % 13, context_length - max_rows), 1)
     rng = np.random.default_rng(number)
@@ -221,9 +221,9 @@ def _alone(model: LoadedModel, rows: RowRange, number: int, context_length: int)
 def _attention_bits(
     kind: AttentionShapes, window: int | None, context_length: int, budget: Budget, seconds: float
 ) -> RowBits:
-    """Bits of attention with random queries, keys and values, the same for all calls.
+    """Return the bits of attention with random queries, keys and values, the same in all calls.
 
-    Of positions that are reached in `seconds`; the budget has how far that is.
+    Positions not reached in `seconds` are left out; the budget records the first of them.
     """
     end = budget.left() - seconds
     calls = attention_calls(context_length, window)
@@ -240,7 +240,7 @@ def _attention_bits(
     mx.eval(queries, keys, values)
     bits: dict[Call, Sequence[bytes]] = {}
     for count, position in calls:
-        if budget.left() < end and count == TRIED[0]:  # positions are compared whole
+        if budget.left() < end and count == TRIED[0]:  # compare a position in full or not at all
             budget.keys = min(budget.keys, position)
             break
         front = 0 if window is None else dropped(window, position)
@@ -260,14 +260,14 @@ def _attention_bits(
 
 
 def _mask(window: int | None, held: int, count: int) -> Any:
-    """The mask of a call of `count` rows, as the caches make it."""
+    """Return the caches' mask for a forward pass of `count` rows."""
     cache: Any = KVCache() if window is None else SlidingCache(window)
     getattr(cache, "slots", cache).offset = held
     return cache.make_mask(count, window_size=None, return_array=False)
 
 
 def _fused(kind: AttentionShapes, rows: int) -> bool:
-    """True if one kernel computes attention of `rows` rows; on a CPU, where none does, True too."""
+    """Return True if one kernel computes attention of `rows` rows; always True on a CPU."""
     if mx.default_device() == mx.cpu:
         return True
     queries = mx.zeros([1, kind.heads, rows, kind.key_size], kind.dtype)
@@ -276,14 +276,14 @@ def _fused(kind: AttentionShapes, rows: int) -> bool:
     options = {"scale": kind.scale, "mask": "causal", "sinks": kind.sinks, "force_fused": True}
     try:
         mx.eval(mx.fast.scaled_dot_product_attention(queries, keys, values, **options))
-    except (TypeError, ValueError):  # an MLX without that option, or no such kernel
+    except (TypeError, ValueError):  # MLX lacks that option, or there is no such kernel
         return False
     return True
 
 
 @contextmanager
 def _recorded() -> Iterator[list[AttentionShapes]]:
-    """Append the calls of MLX's attention, as they come, to the list that it yields."""
+    """Record calls of MLX's attention in the list that is yielded."""
     original = mx.fast.scaled_dot_product_attention
     calls: list[AttentionShapes] = []
 

@@ -1,16 +1,16 @@
-"""Rollback of recurrent states to a row of the last block, without running the model again.
+"""Rolls recurrent states back to a row of the last block, without running the model again.
 
-The state of a short convolution or a gated delta rule is an `ArraysCache` in mlx-lm: it has no
+The state of a short convolution or a gated delta rule is an `ArraysCache` in mlx-lm. It has no
 slots, so rejected rows cannot be trimmed from it. While a block runs, hooks record the calls of
 modules that get such a cache, and the outputs of projections inside them.
 
-Rollback restores the state from before the block and calls those modules again, by mlx-lm's own
-code, on the accepted rows only; their projections return the recorded outputs. MLX is lazy, so this
-computes the recurrence alone: a convolution over the accepted rows and their state updates, but no
+Rollback restores the state from before the block and calls those modules of mlx-lm again, on the
+accepted rows only; their projections return the recorded outputs. MLX is lazy, so only the
+recurrence is computed: a convolution over the accepted rows and their state updates, but no
 projection, attention, feed-forward layer or head.
 
-Invariant: the state equals the one that those rows led to, whatever kernels the projections would
-take for another number of rows.
+Invariant: the state is bit-identical to the one after those rows of the block, even where another
+number of rows would change the projections' kernels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,18 +32,18 @@ class RecordedCall:
     rows: int
     caches: set[int]
     projected: dict[int, list[Array]] = field(default_factory=dict)
-    """`id` of a projection inside it -> the projection's outputs, in order."""
+    """`id` of a projection inside the module -> the projection's outputs, in order."""
     inner: bool = True
-    """False if it passed its caches on to a module inside it."""
+    """False if the module passed its caches to a module inside it."""
 
     result: Any = None
 
     @property
     def arrays(self) -> list[Any]:
-        """Arrays that a replay needs.
+        """The arrays that a replay needs.
 
-        Not a projection that is the result: it leaves the state as it is, and may have been
-        replaced by one of more rows.
+        A projection that is the result is left out: it does not change the state, and may have been
+        replaced with one of more rows.
         """
         outputs = [output for outputs in self.projected.values() for output in outputs]
         needed = [output for output in outputs if output is not self.result]
@@ -51,11 +51,11 @@ class RecordedCall:
 
 
 class Recorder:
-    """Records and replays the recurrent layers of one model."""
+    """A recorder that replays the recurrent layers of one model."""
 
     def __init__(self, model: Any) -> None:
-        """Hook all modules of `model` that could get a cache, and all projections."""
-        self._caches: set[int] = set()  # caches whose calls are recorded now
+        """Install hooks on all modules of `model` that could get a cache, and all projections."""
+        self._caches: set[int] = set()  # caches whose calls are being recorded
         self._within: list[RecordedCall] = []  # running calls, outermost first
         self._done: list[RecordedCall] = []
         self._replayed: tuple[dict[int, Iterator[Array]], int] | None = None
@@ -69,8 +69,7 @@ class Recorder:
     def recording(self, caches: Sequence[Any], rows: int) -> Iterator[list[RecordedCall]]:
         """Record the calls that get these caches, for a block of `rows` rows.
 
-        The list that it yields is filled on exit. Blocks of several sequences may be recorded at
-        once.
+        Yields a list that is filled on exit. Blocks of several sequences may be recorded at once.
         """
         own = {id(cache) for cache in caches}
         self._caches |= own
@@ -125,5 +124,5 @@ class Recorder:
 
 
 def _first(value: Any, of: int, rows: int) -> Any:
-    """The first `rows` rows of an array that has `of` rows; any other argument unchanged."""
+    """Return the first `rows` rows of an array with `of` rows; other arguments unchanged."""
     return value[:, :rows] if is_rows(value) and value.shape[ROWS] == of else value

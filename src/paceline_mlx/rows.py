@@ -1,11 +1,11 @@
-"""Rules for rows that MLX's kernels may keep, and the calls that tell which of them it keeps.
+"""Candidate rules for rows, and the forward passes that decide which of them MLX's kernels satisfy.
 
-MLX picks kernels by the number of rows. On Apple GPUs a product with one row takes another kernel
-than one with several; a third begins at a number that depends on chip and matrix; attention has
-its own for up to eight rows, or fewer if several heads share keys, and picks it by the number of
-keys, too (`thresholds.py`). `probe.py` makes the calls.
+MLX picks kernels by the number of rows. On Apple GPUs, matrix products have one kernel for one row,
+another for several, and a third starting at a number that depends on chip and matrix. Attention has
+its own for up to eight rows, or fewer if several heads share keys; it also depends on the number of
+keys (`thresholds.py`). `probe.py` runs the passes.
 
-Independent of MLX: a kernel is whatever gives a row its bits.
+Does not import MLX: only the bits of rows are compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,26 +18,26 @@ from paceline_mlx.thresholds import BACK, FEW_ROWS, MOST_ROWS, THRESHOLDS, drop_
 TRIED = (1, 2, 3, 4, 5, 6, 7, 8, MOST_ROWS)
 
 _OFFSETS = (0, 1, 3)
-"""First rows of the calls of attention, after the context: so a position has several of them."""
+"""Offsets of attention calls after a context, so that several calls include the same position."""
 
 _AROUND = range(-9, 2)
-"""The same around a number of keys at which a kernel may change."""
+"""Such offsets around a number of keys where the kernel may change."""
 
 MODEL_CONTEXTS = (48, 6144)
-"""Contexts of the whole model's calls; the long one is random, not computed."""
+"""Contexts of the whole model's forward passes; the long one has random keys."""
 
 CONTEXTS = (48, 150, 300, 1100, 2300, 6144, 8300, 16500, 33000, 66000)
-"""Contexts of calls of attention alone: one between any two neighbouring thresholds."""
+"""Contexts for attention alone: at least one between any two adjacent thresholds."""
 
 _CONTEXTS_APART = 4
-"""A context is less than this many times the one before. So a kernel that begins at some number of
-rows times keys is seen by calls of `n` to `4n` rows: after one context some take it, others not."""
+"""Each context is less than this factor times the one before. So passes of `n` to `4n` rows reveal
+a kernel that begins at some rows * keys: after one of the contexts, only some of them use it."""
 
 _POWERS = tuple(2**exponent for exponent in range(10, 17))
-"""Numbers of keys where kernels change, or may in another version of MLX."""
+"""Numbers of keys where kernels change, or could change in another version of MLX."""
 
-_LONGEST_CALLS = 40
-"""Positions after a context that compared calls may have."""
+_MAX_POSITIONS = 40
+"""Maximum positions after a context in compared passes."""
 
 CANDIDATES = [
     RowRules(rows, rows, cuts=THRESHOLDS)
@@ -48,43 +48,43 @@ CANDIDATES = [
         RowRange(2, 2),
     )
 ]
-"""By ascending cost: of eight rows, plain decoding computes seven for nothing; of calls of two, a
-block gains little."""
+"""By ascending cost: with passes of eight rows, plain decoding wastes seven; with passes of two, a
+block saves little."""
 
 TOTALS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, MOST_ROWS)
-"""Rows of the compared calls of several sequences. Attention has each sequence's own rows, so only
-kernels of products may change between them: at 6 to 33 rows, by chip and matrix."""
+"""Total rows of the compared passes with several sequences. Attention runs per sequence, so only
+matrix products may change kernels: at 6 to 33 rows, by chip and matrix."""
 
 SHARE = 8
-"""Most rows of a sequence in those calls, so that there are several."""
+"""Maximum rows per sequence in those passes, so that each has several sequences."""
 
 Call = tuple[int, int]
 
 RowBits = Mapping[Call, Sequence[bytes]]
-"""Call -> the bits of its rows. All calls have the same tokens, keys and values."""
+"""(Rows, position) of a call -> the bits of its rows. All have the same tokens, keys and values."""
 
 PREFILL = RowRange(1, 512)
-"""Rows of a call of a prompt without logits: they are compared with no others."""
+"""Rows of a prefill pass without logits; their bits are not compared."""
 
 ANY = RowRules(RowRange(1, MOST_ROWS), PREFILL, cuts=THRESHOLDS)
-"""If the number of rows makes no difference, or the user asked for fewer."""
+"""Rules if the number of rows makes no difference, or if the user sets `min_rows` to 1."""
 
 ALONE = RowRules(RowRange(1, 1), PREFILL)
-"""Where no numbers of rows agree: a draft's rows run one by one, so that it changes no token."""
+"""Rules if no numbers of rows agree: a block's rows run one by one, so drafts change no token."""
 
 _ANSWER, _PROMPT = (RowRange(rows, rows) for rows in FEW_ROWS)
 
 FEW_SHAPES = RowRules(_ANSWER, _PROMPT, cuts=THRESHOLDS)
-"""Of a model with `few_shapes`: all calls at a position have one shape."""
+"""Rules for a model with `few_shapes`: all passes at a position have the same shape."""
 
 
 class Budget:
-    """Ten seconds for all measurements when a model is opened, and how far they came."""
+    """A time limit of 10 s for all measurements of an opening model, and their progress."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock, self._end = clock, clock() + 10
         self.keys = inf
-        """Keys up to which calls were compared; `exact` is false for answers with more."""
+        """Largest compared number of keys; responses with more are not `exact`."""
 
     def left(self) -> float:
         return self._end - self._clock()
@@ -93,12 +93,12 @@ class Budget:
 def candidates(
     *, drops_padding: bool, fused: Callable[[int], bool], attention: Sequence[RowBits]
 ) -> list[RowRules]:
-    """Candidates that equal bits of the whole model would prove, by ascending cost.
+    """Return the candidates that the whole model can confirm, by ascending cost.
 
     Args:
-        drops_padding: whether the model's caches can drop the padding of a call.
-        fused: whether one kernel computes all attention of a call of so many rows. Else products
-            do, which may change kernels at any number of rows times keys: `_CONTEXTS_APART`.
+        drops_padding: whether the model's caches can drop the padding of a pass.
+        fused: whether one kernel computes all attention of a pass with this number of rows. Else
+            matrix products do; they may change kernels at any rows * keys (`_CONTEXTS_APART`).
         attention: bits of each kind of attention alone.
     """
     return [
@@ -114,7 +114,7 @@ def candidates(
 
 
 def agree(rules: RowRules, measured: RowBits) -> bool:
-    """True if every position has the same bits in all calls that the rules allow."""
+    """Return True if every position is bit-identical in all calls that the rules allow."""
     known: dict[int, bytes] = {}
     for (count, position), row_bits in measured.items():
         for at, bits in enumerate(row_bits[: used(rules, count, position)], position):
@@ -124,9 +124,9 @@ def agree(rules: RowRules, measured: RowBits) -> bool:
 
 
 def used(rules: RowRules, count: int, position: int) -> int:
-    """Rows that are read of a call of `count` rows at `position`; 0 if there is no such call.
+    """Return the rows that are read in a call of `count` rows at `position`; 0 if not allowed.
 
-    They may be fewer than its rows if it has the least: the others are padding.
+    This may be fewer than `count` if that is the minimum: the others are padding.
     """
     rows = rules.decode
     if not rows.least <= count <= rows.most:
@@ -136,7 +136,7 @@ def used(rules: RowRules, count: int, position: int) -> int:
 
 
 def shares(rows: RowRange, total: int) -> list[int]:
-    """Rows of each sequence in a call of `total` rows; empty if there is no such call."""
+    """Split `total` rows of a pass among its sequences; empty if there is no such pass."""
     max_rows = min(rows.most, SHARE)
     sequences = max(-(-total // max_rows), 2)
     if total < sequences * rows.least:
@@ -145,9 +145,9 @@ def shares(rows: RowRange, total: int) -> list[int]:
 
 
 def most_together(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
-    """The last of `TOTALS` up to which all calls of several sequences agree; 1 if none does.
+    """Return the largest of `TOTALS` such that it and all smaller ones agree; 1 if none does.
 
-    `agrees` gets the rows of each sequence in a call, and returns whether their bits are those of
+    `agrees` gets the rows of each sequence in a pass, and returns whether they are bit-identical to
     each sequence alone.
     """
     best = 1
@@ -160,22 +160,22 @@ def most_together(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
 
 
 def model_contexts(context_length: int, contexts: Sequence[int] = MODEL_CONTEXTS) -> list[int]:
-    """Contexts after which calls are compared, ascending, away from thresholds.
+    """Return context lengths for comparing passes, ascending, away from thresholds.
 
-    Instead of those that do not fit, the longest that does.
+    Contexts that are too long are replaced with the longest that is not.
     """
-    longest = max(context_length - _LONGEST_CALLS, 1)
+    longest = max(context_length - _MAX_POSITIONS, 1)
     for keys in THRESHOLDS:
-        if keys - _LONGEST_CALLS < longest < keys:
-            longest = keys - _LONGEST_CALLS
+        if keys - _MAX_POSITIONS < longest < keys:
+            longest = keys - _MAX_POSITIONS
     return sorted({min(context, longest) for context in contexts})
 
 
 def attention_calls(context_length: int, window: int | None = None) -> list[Call]:
-    """Calls of attention alone, with keys of all positions or with a sliding window of them."""
+    """Return the calls of attention alone, over all positions or over a sliding window."""
     around = {keys + offset for keys in _POWERS for offset in _AROUND}
     if window is not None and (step := drop_step(window)) is not None:
-        first = window + BACK + step  # slots are dropped for the first time; `window`: first mask
+        first = window + BACK + step  # where slots are first dropped; masks begin at `window`
         around |= {at + offset for at in (window, first, first + step) for offset in _AROUND}
     after = {
         context + offset

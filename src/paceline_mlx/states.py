@@ -1,7 +1,7 @@
 """The caches of one sequence, and their rollback to an earlier position.
 
-KV caches are trimmed. A recurrent state is restored from before a call and, if the call was
-recorded, replayed to the row. Otherwise the tokens since then must be run again: `accept`
+KV caches are trimmed. A recurrent state is restored from before a forward pass and, if the pass was
+recorded, replayed up to the row. Otherwise the tokens since then must be run again: `accept`
 returns fewer slots. Arrays stay lazy until the engine evaluates them.
 """
 
@@ -16,7 +16,7 @@ from paceline_mlx.hooks import Array
 from paceline_mlx.rollback import RecordedCall, Recorder
 
 _KEPT = 4
-"""Most saved recurrent states from ends of prompt chunks and prompts; a state can be large."""
+"""Maximum saved recurrent states at ends of prompts and their chunks; a state can be large."""
 
 
 class Checkpoint(NamedTuple):
@@ -24,27 +24,26 @@ class Checkpoint(NamedTuple):
     recurrent: list[list[Array | None]]
     """The arrays of every recurrent cache."""
     recorded: list[RecordedCall]
-    """The calls of the recurrent layers, for replay; empty if the call was not recorded."""
+    """The recurrent layers' calls, for replay; empty if the forward pass was not recorded."""
     rows: int
 
 
 class States:
-    """The caches of one sequence. Empty when new."""
+    """The caches of one sequence, empty at first."""
 
     def __init__(self, make: Callable[[], list[Any]], recorder: Recorder | None) -> None:
-        """`make` returns empty caches; `recorder` is the model's if it has recurrent layers."""
+        """Create caches with `make`; `recorder` is the model's if it has recurrent layers."""
         self._make, self._recorder = make, recorder
         self._use(make())
         self.held = 0
-        self._recent: list[Checkpoint] = []  # before the drafted calls since `accept`
+        self._recent: list[Checkpoint] = []  # before the drafted passes since `accept`
         self._kept: list[Checkpoint] = []
-        self._drafted = False  # the last call was
+        self._drafted = False  # whether the last pass was drafted
 
     def accept(self, length: int) -> int:
-        """Keep the sequence's first `length` tokens, which were accepted; no later one comes back.
+        """Keep the sequence's first `length` tokens, which were accepted; drop all later ones.
 
-        Returns:
-            Slots in the caches now. The caller must run the tokens from there to `length` again.
+        Returns the number of slots that are left; the caller must run the tokens after them again.
         """
         self.roll_back(length)
         self._recent = []
@@ -52,7 +51,7 @@ class States:
         return self.held
 
     def roll_back(self, length: int) -> None:
-        """Drop the slots from `length` on, and more of them if no state was saved there."""
+        """Drop the slots starting at `length`, and earlier ones if no state was saved there."""
         if length >= self.held:
             return
         at, saved = self._reachable(length, replay=True)
@@ -70,7 +69,7 @@ class States:
 
     @contextmanager
     def call(self, rows: int, *, drafted: bool) -> Iterator[list[Any]]:
-        """The caches for a call of `rows` rows; recorded if `drafted`, as rows may be rejected."""
+        """Yield the caches for a pass of `rows` rows; record it if `drafted`, for rollback."""
         for cache in self._slots:
             if isinstance(cache, SlidingCache):
                 cache.drop()
@@ -104,7 +103,7 @@ class States:
         self.held += rows
 
     def fork(self, length: int) -> "States":
-        """A copy with up to `length` slots, as many as are possible without running the model."""
+        """Return a copy with up to `length` slots, the most possible without running the model."""
         other = States(self._make, self._recorder)
         at, saved = self._reachable(length, replay=False)
         if not at:
@@ -120,16 +119,16 @@ class States:
         return self._reachable(length, replay=False)[0]
 
     def arrays(self) -> list[Any]:
-        """All arrays to evaluate before another thread may make the next call."""
+        """Return all arrays to evaluate before another thread may run the next forward pass."""
         states = [saved.recurrent for saved in (*self._kept, *self._recent)]
         recorded = [call.arrays for saved in self._recent for call in saved.recorded]
         return [[cache.state for cache in leaves(self.caches)], states, recorded]
 
     def _reachable(self, length: int, *, replay: bool) -> tuple[int, Checkpoint | None]:
-        """The most slots, `length` at most, that the caches can be cut to, and what to restore.
+        """Return the most slots, up to `length`, that the caches can be cut to, and a checkpoint.
 
-        A recurrent state can be restored, and from there on recorded rows replayed. 0: the caches
-        cannot be cut so far. None: there is nothing to restore.
+        Recurrent states are restored from the checkpoint, if any; recorded rows after it can be
+        replayed. Returns 0 slots if the caches cannot be cut that far.
         """
         if length >= self.held:
             return self.held, None
@@ -150,7 +149,7 @@ class States:
         self._slots = [cache for cache in leaf_caches if not is_recurrent(cache)]
 
     def _nearest(self, length: int) -> Checkpoint | None:
-        """The last checkpoint at or before `length`; of two, the recorded one."""
+        """Return the last checkpoint at or before `length`, preferably a recorded one."""
         checkpoints = [saved for saved in (*self._recent, *self._kept) if saved.at <= length]
         return max(checkpoints, key=lambda saved: saved.at, default=None)
 
@@ -159,6 +158,6 @@ class States:
             cache.cache = list(before)
 
     def _whole(self, recorded: list[RecordedCall]) -> list[RecordedCall]:
-        """The recorded calls if they cover every recurrent cache, else none."""
+        """Return the recorded calls if they cover every recurrent cache, else an empty list."""
         covered = {cache for call in recorded for cache in call.caches}
         return recorded if covered == {id(cache) for cache in self._recurrent} else []

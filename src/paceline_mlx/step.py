@@ -1,7 +1,7 @@
-"""A step of the engine: the calls that a block's rows with logits are cut into, and its outputs.
+"""A step of the engine: the forward passes for a block's rows with logits, and their outputs.
 
-A long block is cut into parts (`RowRules`); parts of several sequences share a call. Invariant: the
-parts of a sequence run in order, each in one call.
+A long block is cut into parts (`RowRules`); parts of several sequences share a forward pass.
+Invariant: the parts of a sequence run in order, each in one pass.
 """
 
 from collections import deque
@@ -19,10 +19,10 @@ from paceline_mlx.states import States
 
 
 class Decode:
-    """Tokens of one sequence, cut into parts, and the calls that were made of them."""
+    """The tokens of one sequence, cut into parts, and the outputs of parts that have run."""
 
     def __init__(self, states: States, tokens: Sequence[int], rules: RowRules) -> None:
-        """`states`: the caches, which hold the tokens before; `rules`: of the parts."""
+        """Cut tokens into parts by `rules`; `states` are caches with all tokens before them."""
         self._states, self._start, self._min_rows = states, states.held, rules.decode.least
         self._rows = _on_device(tokens)
         self.parts = deque(rules.decode.split(len(tokens), states.held, rules.cuts))
@@ -34,15 +34,15 @@ class Decode:
         return max(int(part.stop - part.start), self._min_rows)
 
     def next(self) -> tuple[States, Array]:
-        """Take the next part: the caches, which hold all before it, and its tokens."""
+        """Take the next part: return its caches, which hold all earlier tokens, and its tokens."""
         part = self.parts.popleft()
-        # Drop the padding of a short call before a threshold.
+        # Drop the padding of a short pass before a threshold.
         self._states.roll_back(self._start + part.start)
         return self._states, self._rows[part]
 
 
 def grouped(decodes: Sequence[Decode], max_rows: int) -> Iterator[list[Decode]]:
-    """Groups whose next parts have at most `max_rows` rows together; one alone may have more."""
+    """Yield groups whose next parts total at most `max_rows` rows; one alone may have more."""
     group: list[Decode] = []
     total = 0
     for decode in decodes:
@@ -59,12 +59,12 @@ class TapArrays(Mapping[str, Logits]):
     """The tapped hidden states of a block; copied to the host on access."""
 
     def __init__(self, arrays: dict[int, Array]) -> None:
-        """`arrays` are [T, d], by layer."""
+        """Wrap the layers' `arrays`, [T, d] each."""
         self.arrays = arrays
-        """Arrays on the device, by layer: for a drafter that computes there too."""
+        """Arrays on the device, by layer, for drafters that compute on it."""
 
     def __getitem__(self, name: str) -> Logits:
-        """[T, d] float32, by `tap_name`."""
+        """Return the array [T, d] float32 with this `tap_name`."""
         named = {tap_name(layer): array for layer, array in self.arrays.items()}
         return np.array(named[name].astype(mx.float32))
 
@@ -99,7 +99,7 @@ class BlockOutputs(NamedTuple):
 
 
 def _on_device(tokens: Sequence[int]) -> Array:
-    """[T] int32. Tokens that the device still computes are not evaluated."""
+    """Return tokens as [T] int32. Tokens that the device is still computing are not evaluated."""
     if isinstance(tokens, DeferredRows) and isinstance(tokens.array, mx.array):
         count = len(tokens) - len(tokens.known)
         known = mx.array([*tokens.known], mx.int32)

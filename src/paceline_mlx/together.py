@@ -1,19 +1,19 @@
-"""One call for rows of several sequences: products over all rows, attention by sequence.
+"""Runs several sequences in one forward pass: matrix products over all rows, attention by sequence.
 
-A model runs once on the rows of all sequences. Only its *mixers* look at other rows: the modules
+The model runs once on the rows of all sequences. Only its *mixers* read other rows: the modules
 that get a cache, for attention, a convolution or a recurrence. A hook calls each of them once per
-sequence, with that sequence's rows, cache and mask, as a call of that sequence alone would:
+sequence, with that sequence's rows, cache and mask, as in a forward pass of that sequence alone:
 
     rows           a a a b b c c c c     sequences a, b, c
     norms, MLPs    one call of 9 rows
     mixers         3 rows after a's keys, 2 after b's, 4 after c's
     projections    9 rows: those of a mixer's input, and one whose output is its result
 
-MLX is lazy, so a projection of a few rows that is replaced by one of all is never computed.
+MLX is lazy, so a projection of a few rows that is replaced with one of all rows is never computed.
 
-Independent of model families. Invariant: other than in a call of one sequence, only the number of
-rows differs, and only outside of mixers and in these projections. `probe.py` measures for which
-numbers bits are equal; a model that looks at its caches outside of mixers cannot be called so.
+Works for any model family. Invariant: compared with a forward pass of one sequence, only the number
+of rows differs, and only outside mixers and in these projections. `probe.py` measures which numbers
+are bit-identical. Models that read their caches outside mixers cannot run like this.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,43 +30,43 @@ from paceline_mlx.hooks import ROWS, Args, Array, Call, Kwargs, install_hook, is
 
 
 class PerSequence:
-    """An argument of a mixer that each sequence has its own of: a cache, a mask, shared keys."""
+    """A mixer's argument that differs per sequence: a cache, a mask, shared keys."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
 
 
 class Caches(PerSequence):
-    """The caches of a layer, one per sequence, where the model expects one."""
+    """The caches of a layer, one per sequence, passed where the model expects one cache."""
 
     def __init__(self, items: Sequence[Any], counts: Sequence[int]) -> None:
         super().__init__(items)
         self._counts = counts
 
     def __getitem__(self, index: int) -> "Caches":
-        """A child of `CacheList`s. Raises TypeError for other caches."""
+        """Return a child of each `CacheList`. Raises TypeError for other caches."""
         if not isinstance(self.items[0], CacheList):
-            raise TypeError("caches of several sequences were read outside of a mixer")
+            raise TypeError("the model read caches of several sequences outside a mixer")
         return Caches([item[index] for item in self.items], self._counts)
 
     def make_mask(self, _: int, *args: Any, **kwargs: Any) -> PerSequence | None:
-        """The masks that the sequences alone would have; the model gives all rows of the call."""
+        """Return each sequence's own mask; the model passes the total number of rows."""
         pairs = zip(self.items, self._counts, strict=True)
         masks = [cache.make_mask(rows, *args, **kwargs) for cache, rows in pairs]
         return None if all(mask is None for mask in masks) else PerSequence(masks)
 
 
 class _Part(NamedTuple):
-    """Rows of one sequence in the input of a mixer."""
+    """The rows of one sequence in the input of a mixer."""
 
     whole: Array
     rows: slice
     part: Array
-    """Kept, because it is known by its `id`."""
+    """Kept alive, because it is identified by its `id`."""
 
 
 class _Projected(NamedTuple):
-    """A projection of one sequence's rows alone, which may turn out to be a mixer's result."""
+    """A projection of one sequence's rows, which may turn out to be a mixer's result."""
 
     call: Call
     projection: int
@@ -76,15 +76,15 @@ class _Projected(NamedTuple):
 
 
 class Together:
-    """The hooks of one model for calls of several sequences."""
+    """The hooks of one model for forward passes of several sequences."""
 
     def __init__(self, model: Any, caches: Sequence[Any]) -> None:
-        """Hook the projections inside mixers; `hook_mixers` completes this.
+        """Install hooks on projections inside mixers; `hook_mixers` completes this.
 
-        `model` is mlx-lm's, without hooks; its `caches` are empty, and used up.
+        `model` is mlx-lm's, without hooks. `caches` are empty ones, which this call uses up.
         """
-        self._spans: Sequence[slice] = ()  # rows of each sequence in the running call
-        self._parts: dict[int, _Part] = {}  # of the running mixer, by `id`
+        self._spans: Sequence[slice] = ()  # rows of each sequence in the running pass
+        self._parts: dict[int, _Part] = {}  # inputs of the running mixer, by `id`
         self._wholes: dict[tuple[int, int], Array] = {}  # (projection, input) -> output of all rows
         self._projected: dict[int, _Projected] = {}  # by `id` of the output
         self.mixers = _mixers(model, caches)
@@ -98,7 +98,7 @@ class Together:
             install_hook(module, partial(self._projection, name))
 
     def hook_mixers(self) -> None:
-        """Hook the mixers themselves, around hooks that others have on them."""
+        """Install hooks on the mixers themselves, around hooks that they already have."""
         for mixer in self.mixers:
             install_hook(mixer, self._mixer)
 
@@ -106,9 +106,9 @@ class Together:
     def calling(
         self, caches: Sequence[Sequence[Any]], counts: Sequence[int]
     ) -> Iterator[list[Caches]]:
-        """The caches to call the model with.
+        """Yield the caches to pass to the model.
 
-        `caches`: of each sequence, its caches by layer; `counts`: its rows in the call.
+        `caches`: each sequence's caches by layer; `counts`: each sequence's rows in the pass.
         """
         stops = [sum(counts[: number + 1]) for number in range(len(counts))]
         self._spans = [slice(stop - rows, stop) for stop, rows in zip(stops, counts, strict=True)]
@@ -119,7 +119,7 @@ class Together:
 
     def _mixer(self, call: Call, args: Args, kwargs: Kwargs) -> Any:
         if not any(isinstance(value, PerSequence) for value in (*args, *kwargs.values())):
-            return call(*args, **kwargs)  # of one sequence
+            return call(*args, **kwargs)  # a pass of one sequence
         try:
             results = [
                 call(
@@ -130,14 +130,14 @@ class Together:
             ]
             if not isinstance(results[0], tuple):
                 return self._joined(results)
-            # Beside the hidden states some return keys and values, for layers that share them.
+            # Some also return keys and values, for layers that share them.
             hidden, *others = zip(*results, strict=True)
             return (self._joined(hidden), *map(PerSequence, others))
         finally:
             self._parts, self._wholes, self._projected = {}, {}, {}
 
     def _part(self, value: Any, number: int) -> Any:
-        """An argument of a mixer as the sequence of this number has it."""
+        """Return the share of a mixer's argument that belongs to sequence `number`."""
         if isinstance(value, PerSequence):
             return value.items[number]
         if not is_rows(value) or value.shape[ROWS] != self._spans[-1].stop:
@@ -162,7 +162,7 @@ class Together:
         return self._wholes[key][:, part.rows]
 
     def _joined(self, results: Sequence[Array]) -> Array:
-        """The results of all sequences, [1, total, d]; a last projection is that of all rows."""
+        """Join results to [1, total, d]; a final projection runs once, on all rows."""
         last = [self._projected[id(result)] for result in results if id(result) in self._projected]
         if len(last) < len(results) or len({projected.projection for projected in last}) > 1:
             return mx.concatenate(results, axis=ROWS)
@@ -171,14 +171,14 @@ class Together:
 
 
 def _mixers(model: Any, caches: Sequence[Any]) -> list[Any]:
-    """Modules that use a cache themselves, and all others of their classes.
+    """Return the modules that use a cache themselves, and all others of their classes.
 
-    Some layers have no cache, but share another's keys. Empty if the model cannot be called.
+    Some layers have no cache, but share another's keys. Empty if the model fails on this input.
     """
     classes: set[type] = set()
     known = {id(cache) for cache in leaves(caches)}
     hooked = [(module, type(module)) for module in model.modules() if module.children()]
-    running: list[tuple[type, set[int]]] = []  # class, and caches that no module inside it got
+    running: list[tuple[type, set[int]]] = []  # class, and caches not passed to a module inside
 
     def watched(kind: type, call: Call, args: Args, kwargs: Kwargs) -> Any:
         passed = known & set(map(id, leaves([*args, *kwargs.values()])))
@@ -194,7 +194,7 @@ def _mixers(model: Any, caches: Sequence[Any]) -> list[Any]:
         install_hook(module, partial(watched, kind))
     try:
         model(mx.zeros([1, 2], mx.int32), cache=caches)  # never evaluated
-    except Exception:  # of any type: the engine's first call reports it
+    except Exception:  # of any type: the engine's first forward pass reports it
         classes = set()
     finally:
         for module, kind in hooked:

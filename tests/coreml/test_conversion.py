@@ -166,11 +166,11 @@ def test_a_model_has_one_shape_unless_more_are_asked_for_and_a_classifier_two(
     ("recipe", "said"),
     [
         ({"topology": "2+2"}, "2+2 is 4 layers; the model has 3"),
-        ({"topology": "a+b"}, "is not a topology; expected numbers of layers"),
-        ({"taps": (1, 3)}, r"layers \[3\] cannot be tapped; there are 3"),
+        ({"topology": "a+b"}, "is not a topology; expected layers per package"),
+        ({"taps": (1, 3)}, r"cannot tap layers \[3\]; the model has 3"),
         ({"keep": ("layers.0.*", "layer.1.*")}, r"no weight matches layer\.1\.\*"),
         ({"rows": -1}, "rows is -1; expected 1 or more"),
-        ({"functions": (1, 2), "rows": 4}, "functions are for 1, 2 rows; expected one for 4"),
+        ({"functions": (1, 2), "rows": 4}, "functions 1, 2 do not match rows 4"),
         ({"weights": "int3"}, "weights is 'int3'; expected one of int8"),
     ],
 )

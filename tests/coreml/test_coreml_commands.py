@@ -68,7 +68,7 @@ def test_it_is_listed_and_checked_and_a_plan_says_that_it_is_a_rehearsal(
     assert listed[converted].bytes > 10_000
     assert check_models() == len([model for model in list_models() if model.here])
     assert main(["plan", "--model", converted, "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("rehearsed")
+    assert capsys.readouterr().out.startswith("emulated")
 
 
 @pytest.mark.parametrize("by", ["name", "engine", "folder"])
@@ -146,7 +146,7 @@ def test_a_model_for_another_engine_is_rejected(tiny_files: Any, converted: str,
     [
         (("--slots", "4000"), "slots is 4000; "),
         (("--temporary", "/no/such/folder"), "/no/such/folder is not a folder"),
-        (("--functions", "8,64", "--flexible"), "expected one of the two"),
+        (("--functions", "8,64", "--flexible"), "remove one of the two"),
     ],
 )
 def test_an_error_is_one_line(

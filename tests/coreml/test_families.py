@@ -136,7 +136,7 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
             **{**PHI3, **whole(3, 1, 128), "rope_parameters": LONGROPE},
             "original_max_position_embeddings": SLOTS - 1,
         },
-        "original_max_position_embeddings 63.*64 slots.*Choose at most 63 slots",
+        "original_max_position_embeddings 63.*64 slots.*choose at most 63 slots",
     ),
     "dynamic without alpha": (
         "HunYuanDenseV1Config",

@@ -78,14 +78,14 @@ def test_the_direction_of_a_row_near_zero_does_not_count(
     assert faults(found, rows, low) == []
     found[8] = rows[3]
     (fault,) = faults(found, rows, low)
-    assert fault.startswith("rows of low norm are off by ")
+    assert fault.startswith("low-norm rows are off by ")
 
 
 def test_factors_nan_and_infinity_are_faults(rows: np.ndarray):
     assert faults(rows * 1.1, rows) == []
     for factor in (1.2, 0.8):
         (fault,) = faults(rows * factor, rows)
-        assert fault == f"rows are {factor:.3g} times as long as they should be"
+        assert fault == f"rows are {factor:.3g} times as long as expected"
     for row, number in ((0, np.nan), (3, np.inf), (8, np.nan)):
         found = rows.copy()
         found[row, 5] = number

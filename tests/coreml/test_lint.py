@@ -407,7 +407,7 @@ def test_a_report_has_text_tables_and_json(tmp_path: Path):
     found = report(path)
     assert not found.passed
     assert found.text.startswith("lint: model.mlpackage does NOT pass: 3 fail, 2 warn")
-    assert "\nlinear: A projection that is not a convolution." in found.text
+    assert "\nlinear: Make every projection a 1x1 convolution." in found.text
     ((_, head, lines),) = found.tables
     assert head[:3] == ["verdict", "package", "rule"]
     assert [line[2] for line in lines[:2]] == ["linear", "topk"]

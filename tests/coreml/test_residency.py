@@ -142,7 +142,7 @@ def test_supported_is_not_enough_and_constants_have_no_device():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda value: value.update(kind="plans"), "is a plans of version 1; expected coreml-plan"),
+        (lambda value: value.update(kind="plans"), "kind plans and version 1; expected core"),
         (lambda value: value.update(version=2), "version 2"),
         (lambda value: value.pop("system"), r"plans\.json: system"),
         (lambda value: value.update(plans={"a": 1}), r"plans\.json: plans"),
@@ -311,7 +311,7 @@ def test_another_kind_of_plan_is_rejected():
     with pytest.raises(ModelError, match="'t1'"):
         list(ops_of(found, "t1"))
     found.model_structure = replace(found.model_structure, program=None)
-    with pytest.raises(ModelError, match="not of an ML program"):
+    with pytest.raises(ModelError, match="not for an ML program"):
         list(ops_of(found, "main"))
 
 

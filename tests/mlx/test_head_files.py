@@ -108,9 +108,9 @@ def test_all_faults_are_named_at_once(tmp_path: Path):
     values |= {"layer_types": ["sliding_attention"], "sliding_window": None}
     write_checkpoint(tmp_path, CONFIG, change=values)
     faults = [
-        "num_attention_heads is no multiple of num_key_value_heads",
-        "layer 2 is tapped, the target has 2",
-        "mask_token_id is 320, the vocabulary has 320 tokens",
+        "num_attention_heads is not a multiple of num_key_value_heads",
+        "layer 2 is tapped; the target has 2 layers",
+        "mask_token_id is 320; the vocabulary has 320 tokens",
         "layer_types has 1 entries, not 2",
         "sliding_window is None",
     ]
@@ -123,11 +123,11 @@ def test_all_faults_are_named_at_once(tmp_path: Path):
     [
         ("", {"head_dim": 31}, "head_dim: "),
         ("", {"head_dim": LEFT_OUT, "hidden_size": 66, "num_attention_heads": 4}, "even head size"),
-        ("", {"rope_scaling": {"rope_type": "llama3"}}, "RoPE of type llama3 without factor"),
-        ("", {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "not below high_freq_factor"),
+        ("", {"rope_scaling": {"rope_type": "llama3"}}, "RoPE type llama3 requires factor"),
+        ("", {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "not below its high_freq"),
         ("dflash 2", {"conv_group_size": 7}, "conv_group_size 7 does not divide hidden_size"),
-        ("dflash 2", {"conv_kernel_size": 9}, "conv_kernel_size is 9, block_size 8"),
-        ("dflash 2", {"selector_top_k": 999}, "selector_top_k is 999, more than the vocabulary"),
+        ("dflash 2", {"conv_kernel_size": 9}, "conv_kernel_size 9 > block_size 8"),
+        ("dflash 2", {"selector_top_k": 999}, "selector_top_k 999 is larger than the vocabulary"),
         ("dspark, vanilla", {"markov_head_type": "trigram"}, "markov_head_type: "),
         ("dspark, vanilla", {"markov_head_type": LEFT_OUT}, "without a markov_head_type"),
         ("dspark, vanilla", {"markov_rank": 0}, "needs a markov_rank above 0"),
@@ -256,8 +256,8 @@ def test_the_names_of_speculators_are_read_too(tmp_path: Path):
         ({"lm_head.weight": np.full((99, 64), np.nan)}, "values that are not finite"),
         ({"d2t": LEFT_OUT}, "d2t is missing"),
         ({"d2t": np.zeros(98, np.int64)}, "d2t is [98], not [99]"),
-        ({"d2t": np.full(99, -5, np.int64)}, "expected ascending tokens below 320"),
-        ({"d2t": np.full(99, 300, np.int64)}, "expected ascending tokens below 320"),
+        ({"d2t": np.full(99, -5, np.int64)}, "that ascend and are below 320"),
+        ({"d2t": np.full(99, 300, np.int64)}, "that ascend and are below 320"),
     ],
 )
 def test_faulty_tensors_are_named(tmp_path: Path, tensors: Mapping[str, Any], fault: str):
@@ -272,14 +272,14 @@ def test_faulty_tensors_are_named(tmp_path: Path, tensors: Mapping[str, Any], fa
 @pytest.mark.parametrize(
     ("form", "change", "fault"),
     [
-        (EAGLE, {"eagle_config": LEFT_OUT}, "a target of 2 layers is too short"),
+        (EAGLE, {"eagle_config": LEFT_OUT}, "a target with 2 layers is too small"),
         (
             EAGLE,
             {"num_hidden_layers": 2},
             "num_hidden_layers: Input should be less than or equal to 1",
         ),
-        (EAGLE, {"draft_vocab_size": 400}, "draft_vocab_size is 400, the vocabulary has 320"),
-        (EAGLE, {"target_hidden_size": 128}, "target_hidden_size is 128, hidden_size 64"),
+        (EAGLE, {"draft_vocab_size": 400}, "draft_vocab_size 400 is above vocab_size 320"),
+        (EAGLE, {"target_hidden_size": 128}, "target_hidden_size 128 differs from hidden_size 64"),
         (EAGLE, {"norm_before_residual": True}, "norm_before_residual"),
         (EAGLE, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type"),
         (EAGLE, {"architectures": ["Qwen3Eagle3Model"]}, "target_layer_ids is missing"),
@@ -304,7 +304,7 @@ def test_a_checkpoint_with_a_head_is_its_own_drafter_unless_its_tensors_are_miss
     assert shipped("x", tmp_path, "llamacpp") == {}
     write_head(tmp_path, OWN, tensors=dict.fromkeys(names, LEFT_OUT))
     assert not qwen3_5.has_head(tmp_path)
-    with raises(ModelError, "names an MTP head in its config.json and has no tensors mtp.*"):
+    with raises(ModelError, "has an MTP head in its config.json but no mtp.* tensors"):
         opened(tmp_path, "mtp")
     write_head(tmp_path, OWN, tensors={"model.language_model.norm.weight": LEFT_OUT})
     with raises(ModelError, "target_norm.weight is missing"):

@@ -1,1 +1,1 @@
-"""Commands, which entry points add to `paceline`."""
+"""Commands that entry points add to `paceline`."""

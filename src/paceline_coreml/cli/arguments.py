@@ -1,4 +1,4 @@
-"""Arguments that several commands about Core ML take; torch and coremltools stay unloaded."""
+"""Arguments shared by the Core ML commands; does not import torch or coremltools."""
 
 import importlib.util
 from pathlib import Path
@@ -11,34 +11,34 @@ from paceline.errors import InvalidRequest, MissingExtra, pip_install
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
 
-Artifact = Annotated[str, Argument(help="a folder that convert made, or NAME@coreml")]
+Artifact = Annotated[str, Argument(help="folder created by convert, or NAME@coreml")]
 Weights = Literal["int8", "int4", "f16", "int8-per-tensor"]
 Stateless = Annotated[
-    bool | None, Option("--stateless", help="keys and values as inputs and outputs")
+    bool | None, Option("--stateless", help="pass keys and values as inputs and outputs")
 ]
 
 _SLOTS = 2048
-"""Default of the longest text, at most the model's context length."""
+"""Default context length, unless the model's own is shorter."""
 
 
 def open_artifact(name: str) -> "ModelFiles":
-    """A Core ML model, by path or name. Raises InvalidRequest if it is for another engine."""
+    """Open a Core ML model by path or name. Raises InvalidRequest if it is for another engine."""
     from paceline.models import resolve
 
     files = resolve(name)
     if files.engine != "coreml":
         raise InvalidRequest(
-            f"{name} is a model for the engine {files.engine}; expected a Core ML model, as "
-            f"`paceline convert {name} --to coreml` makes it"
+            f"{name} is a model for the engine {files.engine}; expected a Core ML model, such as "
+            f"one created by `paceline convert {name} --to coreml`"
         )
     return files
 
 
 def check_tools(temporary: Path | None) -> None:
-    """Raise if what conversion needs is missing.
+    """Check the requirements of a conversion.
 
     Raises:
-        InvalidRequest: `temporary` is no folder.
+        InvalidRequest: `temporary` is not a folder.
         MissingExtra: torch, transformers or coremltools is not installed.
     """
     if temporary is not None and not temporary.is_dir():
@@ -52,11 +52,11 @@ def check_tools(temporary: Path | None) -> None:
 
 
 def slots_of(name: str, context: int, chosen: int | None) -> int:
-    """KV cache positions of a model with this context; None: the default.
+    """Return the KV cache slots for a model with this context: `chosen`, or the default.
 
-    Raises InvalidRequest if they are more than the context.
+    Raises InvalidRequest if there are more slots than the context length.
     """
     slots = chosen or min(_SLOTS, context)
     if slots > context:
-        raise InvalidRequest(f"slots is {slots}; {name} has a context of {context}")
+        raise InvalidRequest(f"slots is {slots}; the context length of {name} is {context}")
     return slots

@@ -1,4 +1,4 @@
-"""`paceline classify`: labels of texts by a Core ML token classifier."""
+"""`paceline classify`: label texts with a Core ML token classifier."""
 
 import sys
 from time import perf_counter
@@ -19,17 +19,17 @@ def classify(
     *,
     model: Artifact,
     text: Annotated[
-        list[str] | None, Argument(parser=str, help="texts; - or nothing reads one from stdin")
+        list[str] | None, Argument(parser=str, help="texts; - or none: read one from stdin")
     ] = None,
     tokens: Annotated[
-        bool, Option("--tokens", help="the label of every token, not of entities")
+        bool, Option("--tokens", help="print the label of every token instead of entities")
     ] = False,
     compute_units: Annotated[ComputeUnits, Option(help="compute units, on a Mac")] = "cpu-and-ne",
     output: Output,
 ) -> int:
     """Label the entities of texts with a Core ML token classifier."""
     if not text and sys.stdin.isatty():
-        raise InvalidRequest("there is no text; give it as an argument, or piped in")
+        raise InvalidRequest("no text to classify; pass it as an argument, or pipe it in")
     texts = [read_stdin(quiet=output.quiet) if part == "-" else part for part in text or ["-"]]
 
     from paceline_coreml.engine.classifier import TextClassifier

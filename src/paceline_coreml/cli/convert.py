@@ -22,7 +22,7 @@ app = group()
 
 @dataclass(frozen=True, slots=True)
 class _Wholes:
-    """Whole numbers with commas between them, each in a range; or one word instead."""
+    """A parser of comma-separated whole numbers in a range, or of one word instead."""
 
     number: Range
     word: str | None = None
@@ -35,30 +35,31 @@ class _Wholes:
 
 @dataclass(frozen=True, slots=True)
 class ConversionArguments:
-    """Fields of `ConversionOptions`; None where an option was not given."""
+    """The fields of `ConversionOptions`; None where an option was not given."""
 
-    rows: Annotated[int | None, declare.count(help="maximum rows of a call; default: 8")] = None
+    rows: Annotated[int | None, declare.count(help="maximum rows per pass; default: 8")] = None
     functions: Annotated[
         Any | None,
         Option(
             parser=_Wholes(numbers.COUNT),
             metavar="T,T",
-            help="static functions for these numbers of rows; the most are for prompts",
+            help="create static functions for these numbers of rows; the largest is for prompts",
         ),
     ] = None
     flexible: Annotated[
-        bool | None, Option("--flexible", help="one function for 1 to 4 rows, or to --rows")
+        bool | None,
+        Option("--flexible", help="create one function for up to --rows rows; default: 4"),
     ] = None
     stateless: Stateless = None
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")
     ] = None
-    topology: Annotated[str | None, Option(help="layers of each package, such as 20+4+6+2")] = None
+    topology: Annotated[str | None, Option(help="layers per package, such as 20+4+6+2")] = None
     megabytes: Annotated[
-        int | None, declare.count(help="maximum size of a package of layers; default: 1500")
+        int | None, declare.count(help="maximum MiB per package of layers; default: 1500")
     ] = None
     head_rows: Annotated[
-        int | None, declare.count(help="maximum tokens in a package of the head")
+        int | None, declare.count(help="maximum tokens per package of the head; default: 16384")
     ] = None
     taps: Annotated[
         Any | None,
@@ -69,29 +70,29 @@ class ConversionArguments:
         ),
     ] = None
     routing: Annotated[
-        str | None, Option(help="routing of experts, where a family has a choice: top-1, soft")
+        str | None, Option(help="expert routing, if the family supports several: top-1 or soft")
     ] = None
     keep: Annotated[
-        list[str] | None, Option(metavar="PATTERN", help="weights that stay f16; may be repeated")
+        list[str] | None, Option(metavar="PATTERN", help="weights to keep in f16; repeatable")
     ] = None
 
 
 @command(app)
 def convert(
     *,
-    source: Annotated[str, Argument(help="a model: a name, a path, a hub name (owner/name)")],
-    to: Annotated[Literal["coreml"], Option(help="this form")] = "coreml",
+    source: Annotated[str, Argument(help="model name, path, or Hugging Face owner/name")],
+    to: Annotated[Literal["coreml"], Option(help="output format")] = "coreml",
     weights: Weights = "int8",
     folder: Annotated[
-        Path | None, declare.folder("--output", help="a folder to make; default: the cache")
+        Path | None, declare.folder("--output", help="folder to create; default: in the cache")
     ] = None,
     target: Annotated[
         str | None,
-        Option(metavar="MODEL", help="of a DFlash drafter, the model that it drafts for"),
+        Option(metavar="MODEL", help="target model, if the source is a DFlash drafter"),
     ] = None,
-    temporary: Annotated[Path | None, declare.folder(help="where packages are made")] = None,
+    temporary: Annotated[Path | None, declare.folder(help="folder for building packages")] = None,
     gate: Annotated[
-        bool, Option("--gate", help="probe single layers first; stop if one does not pass")
+        bool, Option("--gate", help="probe single layers first; stop if a probe fails")
     ] = False,
     conversion: ConversionArguments,
     output: Output,

@@ -24,7 +24,7 @@ app = group("Check Core ML models.")
 
 @command(app)
 def lint(*, artifact: Artifact, output: Output) -> int:
-    """Name what would leave the Neural Engine, or fail there."""
+    """List operations that would leave the Neural Engine, or fail on it."""
     from paceline_coreml.lint import report
 
     path = Path(artifact)
@@ -37,17 +37,17 @@ def golden(
     *,
     artifact: Artifact,
     source: Annotated[
-        str | None, Option(help="what it was made from; default: as in its manifest")
+        str | None, Option(help="model it was converted from; default: from its manifest")
     ] = None,
-    tokens: Annotated[int, declare.count(help="length of the text")] = 32,
+    tokens: Annotated[int, declare.count(help="length of the test text, in tokens")] = 32,
     threshold: Annotated[
         float, Option(parser=numbers.PROBABILITY, help="minimum cosine similarity")
     ] = 0.99,
     rounding: Annotated[
         Literal["f16", "f32", "engine"],
-        Option(help="numerics of the rehearsal, off a Mac: engine is as the Neural Engine's"),
+        Option(help="numerics of the emulator, off a Mac; engine: as on the Neural Engine"),
     ] = "f16",
-    temporary: Annotated[Path | None, declare.folder(help="where the source is fetched to")] = None,
+    temporary: Annotated[Path | None, declare.folder(help="folder for downloads")] = None,
     output: Output,
 ) -> int:
     """Compare a model with itself and with transformers."""
@@ -77,26 +77,26 @@ def golden(
 def probe(
     *,
     model: Annotated[
-        str | None, Argument(help="a model: a name, a path, a hub name (owner/name)")
+        str | None, Argument(help="model name, path, or Hugging Face owner/name")
     ] = None,
     shape: Annotated[
         str | None,
-        Option(metavar="KEY=N,...", help="a layer with random weights: d,heads,kv,dh,ff,T,S"),
+        Option(metavar="KEY=N,...", help="probe random weights instead: d,heads,kv,dh,ff,T,S"),
     ] = None,
-    layer: Annotated[int, Option(parser=Whole(0), help="the model's layer")] = 0,
-    rows: Annotated[int | None, declare.count(help="rows of a call; default: 8")] = None,
+    layer: Annotated[int, Option(parser=Whole(0), help="layer to probe, from 0")] = 0,
+    rows: Annotated[int | None, declare.count(help="rows per forward pass; default: 8")] = None,
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")
     ] = None,
     weights: Weights = "int8",
     stateless: Stateless = None,
     units: Annotated[ComputeUnits, Option(help="compute units")] = "cpu-and-ne",
-    temporary: Annotated[Path | None, declare.folder(help="where the package is made")] = None,
+    temporary: Annotated[Path | None, declare.folder(help="folder for building packages")] = None,
     output: Output,
 ) -> int:
-    """Convert one layer and check it, before a whole model."""
+    """Convert and check one layer, before converting a whole model."""
     if shape is not None and (rows, slots, layer) != (None, None, 0):
-        raise InvalidRequest("--rows, --slots and --layer are for a model; --shape has T and S")
+        raise InvalidRequest("--shape has its own T and S; remove --rows, --slots and --layer")
     check_tools(temporary)
     from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import open_model
@@ -108,7 +108,7 @@ def probe(
     if model is None and shape is not None:
         return print_report(probe_shape(parse_shape(shape), options), output)
     if model is None or shape is not None:
-        raise InvalidRequest("probe takes a model or --shape; expected one of the two")
+        raise InvalidRequest("probe needs either a model or --shape; pass one of the two")
     with open_source(model, temporary, progress) as source:
         fitting = slots_of(source.name, source.facts.context_length, slots)
         recipe = ConversionOptions(weights, rows=rows or 0, slots=fitting)
@@ -122,13 +122,11 @@ def residency(
     *,
     artifact: Artifact,
     units: Annotated[ComputeUnits, Option(help="compute units")] = "cpu-and-ne",
-    recorded: Annotated[
-        Path | None, declare.file(help="judge a plan that was recorded on a Mac")
-    ] = None,
+    recorded: Annotated[Path | None, declare.file(help="evaluate a plan recorded on a Mac")] = None,
     record: Annotated[Path | None, declare.file(help="write the plan to a file")] = None,
     output: Output,
 ) -> int:
-    """Show where its operations run, on a Mac."""
+    """Show which device runs each operation on a Mac."""
     from paceline_coreml.residency import report
 
     folder = open_artifact(artifact).folder

@@ -16,7 +16,7 @@ _ONE_FILE = "model.safetensors"
 
 
 class CheckpointFolder(NamedTuple):
-    """The config and tensors of a folder, as `Family` takes them."""
+    """The config and tensors of a folder, for `Family`."""
 
     config: Any
     weights: Mapping[str, Tensor]
@@ -30,7 +30,7 @@ class FolderTensors(Mapping[str, Tensor]):
     """The tensors of a folder by name, read on access."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ModelError if the folder has no tensors, or a file cannot be read."""
+        """Open the files. Raises ModelError if tensors are missing, or a file cannot be read."""
         from safetensors import safe_open
 
         self._files: dict[str, Any] = {}
@@ -38,15 +38,15 @@ class FolderTensors(Mapping[str, Tensor]):
             try:
                 file: Any = safe_open(path, framework="pt")
                 self._files |= dict.fromkeys(file.keys(), file)
-            except Exception as error:  # safetensors has an error class of its own in Rust
+            except Exception as error:  # safetensors has its own error class, in Rust
                 raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
         self._folder = folder
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._files:
             raise MissingTensor(
-                f"{self._folder} has no tensor {name}; expected a complete checkpoint of the "
-                "family in its config"
+                f"{self._folder} has no tensor {name}; expected a complete checkpoint for its "
+                f"{CONFIG}"
             )
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor.to(torch.float32)
@@ -59,7 +59,7 @@ class FolderTensors(Mapping[str, Tensor]):
 
 
 def read_checkpoint(folder: Path) -> CheckpointFolder:
-    """Open a folder.
+    """Open a checkpoint folder.
 
     Raises ModelError if it has no config.json that transformers accepts, or no tensors.
     """
@@ -103,6 +103,6 @@ def _files(folder: Path) -> list[Path]:
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ModelError(
-            f"{folder} lacks {', '.join(missing)}; expected a checkpoint's safetensors"
+            f"{folder} has no {', '.join(missing)}; expected a checkpoint's safetensors files"
         )
     return paths

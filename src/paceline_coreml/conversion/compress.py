@@ -1,6 +1,6 @@
 """Compresses the weights of an ML program with coremltools: 8 bits, or 4-bit lookup tables.
 
-`lint` has the rules about which forms the Neural Engine runs.
+`lint` checks which formats the Neural Engine runs.
 """
 
 import warnings
@@ -14,10 +14,10 @@ from paceline.errors import InvalidRequest
 FORMS = ("int8", "int8-per-tensor", "int4", "f16")
 
 _GROUP = 32
-"""Channels that share a lookup table of 16 numbers, for int4."""
+"""Channels that share a lookup table with 16 entries, for int4."""
 
 _MIN_SIZE = 2048
-"""Smallest weight to compress, in numbers; norms stay float16."""
+"""Minimum elements of a weight to compress; norms stay float16."""
 
 
 def compress(
@@ -26,16 +26,16 @@ def compress(
     keep: Sequence[str] = (),
     weights: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
-    """The model with its weights in a form of `FORMS`.
+    """Return the model with its weights in a format of `FORMS`.
 
     Args:
-        model: an ML program of coremltools.
+        model: coremltools' ML program.
         form: one of `FORMS`.
         keep: patterns of module names whose weights stay float16: `layers.0.*`, `*.down`, `head`.
-        weights: name -> elements, of the layers' weights.
+        weights: name of each weight in the layers -> its number of elements.
 
     Raises:
-        InvalidRequest: the form is unknown, or a weight to keep has no name of its own any more.
+        InvalidRequest: the format is unknown, or a weight to keep was merged with another.
     """
     import coremltools.optimize.coreml as optimize
 
@@ -65,7 +65,7 @@ def compress(
         global_config=op_config, op_name_configs=dict.fromkeys(kept, None)
     )
     with warnings.catch_warnings():
-        # coremltools divides a row of zeros by its scale, 0, and rounds the NaN to 0.
+        # coremltools divides a row of zeros by its scale, which is 0, and rounds the NaN to 0.
         warnings.simplefilter("ignore")
         return shrink(model, config)
 
@@ -76,7 +76,7 @@ def check_patterns(patterns: Sequence[str], names: Sequence[str]) -> None:
     if unknown:
         few = ", ".join(name.removesuffix(".weight") for name in names[:4])
         raise InvalidRequest(
-            f"no weight matches {', '.join(unknown)}; expected patterns such as {few}, head"
+            f"no weight matches {', '.join(unknown)}; expected patterns such as {few} or head"
         )
 
 
@@ -85,9 +85,9 @@ def _names(pattern: str, weight: str) -> bool:
 
 
 def kept_weights(model: Any, patterns: Sequence[str], weights: Mapping[str, int]) -> list[str]:
-    """Names in the program of the weights that match the patterns.
+    """Return the program's names of the weights that match the patterns.
 
-    Raises InvalidRequest if a matching weight has no name in the program: the converter merges a
+    Raises InvalidRequest if a matching weight is not in the program: the converter merges a
     projection with the scale after it.
     """
     import coremltools.optimize.coreml as optimize
@@ -97,7 +97,7 @@ def kept_weights(model: Any, patterns: Sequence[str], weights: Mapping[str, int]
     names = list(optimize.get_weights_metadata(model, weight_threshold=_MIN_SIZE))
     kept: list[str] = []
     for pattern in patterns:
-        # In a program dots are underscores, and a suffix names the tensor and its precision.
+        # The program's names have underscores for dots, and a suffix for tensor and precision.
         mangled = pattern.replace(".", "_")
         hits = [name for name in names if fnmatch(name, f"{mangled}_weight*")]
         large = [
@@ -105,8 +105,8 @@ def kept_weights(model: Any, patterns: Sequence[str], weights: Mapping[str, int]
         ]
         if large and not hits:
             raise InvalidRequest(
-                f"{', '.join(large)}: cannot stay float16, because conversion merges it with "
-                f"another weight; remove {pattern!r}"
+                f"{', '.join(large)} cannot stay float16: conversion merges it with another "
+                f"weight; remove {pattern!r} from keep"
             )
         kept += hits
     return kept

@@ -1,7 +1,7 @@
-"""Rejects configs that ask for something a family does not implement: nothing is ignored.
+"""Rejects configs with features that a family does not implement: nothing is ignored.
 
-Uses the field names of transformers' configs; independent of any family. Every error names the
-field, its value and the expected value.
+The checks use the field names of transformers' configs, and work for any family. Every error names
+the field, its value and the expected value.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def check_field(config: Any, field: str, *values: object) -> None:
 
 
 def check_rope(config: Any, *types: str, partial: bool = False) -> None:
-    """Raise ModelError for other RoPE types, and for RoPE on a part of a head unless `partial`."""
+    """Raise ModelError for other RoPE types, and unless `partial` for RoPE on part of a head."""
     rope = config.rope_parameters
     rope_type = rope.get("rope_type")
     if rope_type not in types:
@@ -39,16 +39,16 @@ def check_layer_types(config: Any, *types: str) -> None:
 
 
 def check_window_unused(config: Any, slots: int) -> None:
-    """Raise ModelError if the sliding window is shorter than the longest text, `slots` tokens."""
+    """Raise ModelError if the sliding window is shorter than the context of `slots` tokens."""
     window = config.sliding_window
     if window is not None and window < slots:
-        expected = f"at least the {slots} slots of a text: choose at most {window} slots"
+        expected = f"at least the {slots} slots of the context; choose at most {window} slots"
         raise unsupported(config, "sliding_window", window, expected)
 
 
 def unsupported(config: Any, field: str, value: object, expected: str) -> ModelError:
     return ModelError(
-        f"the config of this {config.model_type} model has {field} {value!r}; expected {expected}"
+        f"this {config.model_type} model's config has {field} {value!r}; expected {expected}"
     )
 
 

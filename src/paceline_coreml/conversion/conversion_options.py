@@ -1,4 +1,4 @@
-"""Options of a conversion, and their defaults for a task."""
+"""Conversion options, and their defaults for a task."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,7 +9,7 @@ from paceline_coreml.conversion.family import Task
 from paceline_coreml.engine.artifact import DECODE_ROWS
 
 BYTES_PER_WEIGHT = {"int8": 1.0, "int8-per-tensor": 1.0, "int4": 0.5, "f16": 2.0}
-"""Form of `compress.FORMS` -> size of a weight."""
+"""Format in `compress.FORMS` -> bytes per weight."""
 
 _FLEXIBLE_ROWS = 4
 _CLASSIFIER_ROWS = 128
@@ -17,32 +17,32 @@ _CLASSIFIER_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """Options of a conversion. Raises InvalidRequest if a value is out of range."""
+    """The options of a conversion. Raises InvalidRequest if a value is out of range."""
 
     weights: str = "int8"
     """One of `compress.FORMS`."""
     keep: tuple[str, ...] = ()
     """Patterns of weights that stay float16; see `compress`."""
     rows: int = 0
-    """Maximum rows per call; 0: the default of the task."""
+    """Maximum rows per forward pass; 0: the task's default."""
     functions: tuple[int, ...] = ()
-    """Numbers of rows with static functions; empty: the default of the task."""
+    """Numbers of rows with static functions; empty: the task's default."""
     flexible: bool = False
-    """One function for 1 to `rows` rows instead."""
+    """True to create one function for 1 to `rows` rows instead."""
     stateless: bool = False
-    """States are inputs and outputs instead, in one static function."""
+    """True to make states inputs and outputs, in one static function."""
     slots: int = 2048
-    """KV cache positions: the longest text, in tokens."""
+    """KV cache slots: the context length, in tokens."""
     topology: str | None = None
-    """Layers per package, as `20+4+6+2`; None: as few packages as `megabytes` allows."""
+    """Layers per package, such as `20+4+6+2`; None: as few packages as `megabytes` allows."""
     megabytes: int = 1500
-    """Maximum size of a package of layers, MiB."""
+    """Maximum size of a package of layers, in MiB."""
     head_rows: int = 16384
     """Maximum tokens per package of the head."""
     taps: tuple[int, ...] | Literal["all"] = ()
     """Layers whose hidden states are outputs, for a drafter or for `golden`."""
     routing: str | None = None
-    """One of `families.ROUTINGS`; None: as trained."""
+    """One of `families.ROUTINGS`; None: the trained routing."""
 
     def __post_init__(self) -> None:
         if self.weights not in FORMS:
@@ -56,31 +56,31 @@ class ConversionOptions:
             raise InvalidRequest(f"functions is {self.functions}; expected numbers of rows")
         if self.functions and self.flexible:
             raise InvalidRequest(
-                f"functions are for {', '.join(map(str, self.functions))} rows, and with flexible "
-                "there is one for any number; expected one of the two"
+                f"functions {', '.join(map(str, self.functions))} cannot be used with flexible, "
+                "which creates one function for any number of rows; remove one of the two"
             )
         if self.stateless and (self.flexible or len(self.functions) > 1):
-            raise InvalidRequest("stateless is set; expected one static number of rows")
+            raise InvalidRequest("stateless needs exactly one static number of rows")
         if self.functions and self.rows not in (0, max(self.functions)):
             raise InvalidRequest(
-                f"functions are for {', '.join(map(str, self.functions))} rows; expected one for "
-                f"{self.rows}, the most of a call, among them"
+                f"functions {', '.join(map(str, self.functions))} do not match rows {self.rows}; "
+                f"make {self.rows} the largest of them"
             )
 
 
 def with_defaults(options: ConversionOptions, task: Task) -> ConversionOptions:
-    """The options with the task's defaults filled in.
+    """Fill in the task's defaults.
 
-    A language model has one static function, of `DECODE_ROWS` rows; with more `rows`, prompts have
-    a second one. Of a flexible package only the default shape may run on the Neural Engine
-    (coremltools issue 2370), and each shape that runs has a copy of the weights in memory.
+    A language model has one static function, with `DECODE_ROWS` rows; with more `rows`, prompts get
+    a second one. In a flexible package, only the default shape may run on the Neural Engine
+    (coremltools issue 2370), and each shape that runs has its own copy of the weights in memory.
 
-    A token classifier's longest text is one call, of one of a few fixed lengths. With flexible
-    lengths, two axes of the mask would be flexible. Several texts share a call, so fixed lengths
-    waste little. Raises InvalidRequest for a flexible one.
+    A token classifier runs a text in one forward pass with one of a few fixed lengths. Flexible
+    lengths would make two axes of the mask flexible. Several texts share a pass, so fixed lengths
+    waste little. Raises InvalidRequest if such a model is flexible.
     """
     if task != "causal-lm" and options.flexible:
-        raise InvalidRequest("flexible is set; expected fixed rows for a model of this task")
+        raise InvalidRequest("flexible is only for language models; remove it, or set functions")
     default = _CLASSIFIER_ROWS if task != "causal-lm" else DECODE_ROWS
     rows = options.rows or max(
         options.functions, default=_FLEXIBLE_ROWS if options.flexible else default
@@ -91,7 +91,7 @@ def with_defaults(options: ConversionOptions, task: Task) -> ConversionOptions:
     functions = tuple(sorted({*(options.functions or (fewer, rows))}))
     if options.stateless and (task != "causal-lm" or len(functions) > 1):
         raise InvalidRequest(
-            "stateless is set; expected a language model, and one static number of rows"
+            "stateless needs a language model, and exactly one static number of rows"
         )
     slots = options.slots if task == "causal-lm" else rows
     return replace(options, rows=rows, functions=functions, slots=slots)

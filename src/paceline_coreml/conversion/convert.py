@@ -1,7 +1,7 @@
 """Converts a model to a Core ML artifact: shards, embeddings, rotary tables, tokenizer, manifest.
 
-Invariant: a conversion can be interrupted at any time, and resumes. A shard is built in a temporary
-folder and then moved; `making.json` describes the conversion, and the manifest is written last.
+Invariant: a conversion can be interrupted at any time and resumed. Each shard is built in a
+temporary folder and then moved. `making.json` describes the conversion; the manifest comes last.
 """
 
 import json
@@ -57,10 +57,10 @@ from paceline_coreml.engine.artifact import (
 MAKING = "making.json"
 
 CONV_SLOTS = 64
-"""Fewest rows of a convolution state: with 2 lags, a block can be rolled back by up to 62 rows."""
+"""Minimum rows of a convolution state: with 2 lags, a block can roll back by up to 62 rows."""
 
 _SLOTS_UNIT = 32
-"""Sizes of states are multiples of this (coremltools issue 2631)."""
+"""Divisor of all state sizes (coremltools issue 2631)."""
 
 _MEGABYTE = 1 << 20
 
@@ -73,19 +73,19 @@ def convert(
     temporary: Path | None = None,
     progress: Progress,
 ) -> Artifact:
-    """Make the artifact in the folder `out`, or resume an interrupted conversion.
+    """Create the artifact in the folder `out`, or resume an interrupted conversion.
 
     Args:
         source: the model.
         out: a new folder, or one with the same conversion, complete or not.
-        options: of the conversion.
-        temporary: folder in which shards are built before they move to `out`; None: the system's.
-        progress: reports packages.
+        options: the conversion's options.
+        temporary: folder for building shards before they move to `out`; None: the system's.
+        progress: reports finished packages.
 
     Raises:
-        ModelError: the checkpoint cannot be read, or its family or form is not supported.
-        InvalidRequest: the folder holds something else or cannot be written, or the options do not
-            fit the model.
+        ModelError: the checkpoint cannot be read, or its family or format is not supported.
+        InvalidRequest: the folder has other contents or cannot be written, or the options do not
+            match the model.
     """
     model = open_model(source, options)
     family, options = model.family, model.options
@@ -124,15 +124,15 @@ def convert(
 class OpenModel(NamedTuple):
     family: Family
     options: ConversionOptions
-    """With the defaults of the model's task."""
+    """Options with the defaults of the model's task."""
     sizes: ShardSizes
 
 
 def open_model(source: Source, options: ConversionOptions) -> OpenModel:
-    """Open a model for the sizes that it is converted with."""
+    """Open a model, and choose the sizes for its conversion."""
     if source.target is not None:
         drafter, options = open_drafter(source.checkpoint, source.target, options)
-        slots = options.slots + options.rows // 2  # the block's own
+        slots = options.slots + options.rows // 2  # the block has its own slots
         sizes = ShardSizes(options.rows, slots, 0, flexible=False, stateless=options.stateless)
         return OpenModel(drafter, options, sizes)
 
@@ -143,7 +143,7 @@ def open_model(source: Source, options: ConversionOptions) -> OpenModel:
 
     shape = opened(options.slots, CONV_SLOTS).shape
     options = with_defaults(options, shape.task)
-    # A call writes all its rows before it reads, so they and the rows before them need a place.
+    # A pass writes all its rows before it reads, so the state holds them and the rows before them.
     needed = -(-(options.rows + shape.lags) // _SLOTS_UNIT) * _SLOTS_UNIT
     conv_slots = max(CONV_SLOTS, needed) if shape.lags else CONV_SLOTS
     sizes = ShardSizes(
@@ -162,9 +162,9 @@ class _Part(NamedTuple):
     taps: tuple[int, ...] | None
     """Tapped layers; None: a part of the head."""
     weights: Mapping[str, int]
-    """Name -> elements, of the weights."""
+    """Name of each weight -> its number of elements."""
     states: Mapping[str, Sequence[int]]
-    """Name -> shape, of the states that are inputs and outputs."""
+    """Name of each state that is an input and output -> its shape."""
 
     def entry(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"path": self.path, "start": self.span.start, "end": self.span.end}
@@ -177,7 +177,7 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
     tapped = range(shape.layers) if options.taps == "all" else sorted(options.taps)
     unknown = [tap for tap in tapped if not 0 <= tap < shape.layers]
     if unknown:
-        raise InvalidRequest(f"layers {unknown} cannot be tapped; there are {shape.layers}")
+        raise InvalidRequest(f"cannot tap layers {unknown}; the model has {shape.layers} layers")
     sizes, states = _weight_sizes(family)
     check_patterns(options.keep, [name for names in sizes for name in names])
     if options.topology is not None:
@@ -208,10 +208,10 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
 def _weight_sizes(
     family: Family,
 ) -> tuple[list[dict[str, int]], list[dict[str, tuple[int, ...]]]]:
-    """Name -> elements, of the weights, and name -> shape, of the states.
+    """Return the elements of weights and the shapes of states, by name.
 
-    One dictionary per layer, and of weights last that of the head. This reads every tensor once
-    before any conversion. Raises ModelError if shapes do not match.
+    There is one dictionary per layer; the last one of weights is the head's. This reads every
+    tensor once before any conversion. Raises ModelError if shapes do not match.
     """
     sizes: list[dict[str, int]] = []
     states: list[dict[str, tuple[int, ...]]] = []
@@ -234,9 +234,9 @@ def _weight_sizes(
 
 
 def _begin(out: Path, about: Mapping[str, Any]) -> bool:
-    """Start or resume a conversion in `out`; returns True if it is complete.
+    """Start or resume a conversion in `out`; return True if it is complete.
 
-    Raises InvalidRequest if `out` holds something else.
+    Raises InvalidRequest if `out` has other contents.
     """
     out.mkdir(parents=True, exist_ok=True)
     done = (out / MANIFEST).exists()
@@ -275,11 +275,11 @@ def _make(part: _Part, model: OpenModel, out: Path, temporary: Path | None) -> N
                 for rows in options.functions
             }
             static_functions(dynamic, shapes, package)
-        # A move from another disk is not atomic; the rename after it is.
-        beside = out / f".{part.path}"
-        shutil.rmtree(beside, ignore_errors=True)
-        shutil.move(package, beside)
-        beside.rename(out / part.path)
+        # Moving from another disk is not atomic, but the rename after it is.
+        staged = out / f".{part.path}"
+        shutil.rmtree(staged, ignore_errors=True)
+        shutil.move(package, staged)
+        staged.rename(out / part.path)
 
 
 def _describe(

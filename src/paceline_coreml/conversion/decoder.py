@@ -1,6 +1,6 @@
 """Common parts of decoders: self-attention, and residual layers.
 
-Uses the tensor names that all decoders of transformers share; independent of any family.
+Uses the tensor names that all of transformers' decoders share; works for any family.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from paceline_coreml.conversion.layers import (
 
 
 class Layer(nn.Module):
-    """Pre-norm residual layer: x + mix(norm(x)), then x + feed_forward(norm(x))."""
+    """A pre-norm residual layer: x + mix(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(
         self, before: RMSNorm, mix: nn.Module, between: RMSNorm, feed_forward: nn.Module
     ) -> None:
-        """`mix`: attention or a convolution, called with the normed stream and `LayerInputs`."""
+        """Wrap `mix`, attention or a convolution: it gets the normed stream and `LayerInputs`."""
         super().__init__()
         self.before, self.mix = before, mix
         self.between, self.feed_forward = between, feed_forward
@@ -39,13 +39,13 @@ class Layer(nn.Module):
 class AttentionSizes(NamedTuple):
     queries: int
     keys: int
-    """Heads of keys and of values."""
+    """Number of key heads, equal to the number of value heads."""
     size: int
-    """Channels of a head."""
+    """Channels per head."""
 
 
 class SelfAttention(nn.Module):
-    """Causal self-attention with its projections, head norms and RoPE.
+    """A causal self-attention with its projections, head norms and RoPE.
 
     Reads `q_proj`, `k_proj`, `v_proj` and the matrix named `out`.
     """
@@ -63,7 +63,7 @@ class SelfAttention(nn.Module):
         k_norm: nn.Module | None = None,
         norm_after_rope: bool = False,
     ) -> None:
-        """RoPE rotates `rotary_dim` dimensions of a head, or all. Norms are per head, on axis 2."""
+        """Rotate `rotary_dim` dimensions of each head, or all. Norms are per head, on axis 2."""
         super().__init__()
         order = query_order(*heads)
         self.q = linear(weights, "q_proj", bias=bias, rows=order)
@@ -90,7 +90,7 @@ class SelfAttention(nn.Module):
 
 
 def llama_layer(weights: Mapping[str, Tensor], attention: nn.Module, eps: float) -> Layer:
-    """Llama's layer around an attention: two norms and a gated feed-forward network."""
+    """Return Llama's layer around an attention: two norms and a gated feed-forward network."""
     return Layer(
         RMSNorm(weights["input_layernorm.weight"], eps),
         attention,
@@ -111,7 +111,7 @@ def linear(
     rows: Tensor | None = None,
     columns: Tensor | None = None,
 ) -> nn.Conv2d:
-    """The linear map `name` of a checkpoint as a projection, with its rows or columns reordered."""
+    """Return a checkpoint's linear map `name` as a projection, with rows or columns reordered."""
     weight = weights[f"{name}.weight"]
     added = weights[f"{name}.bias"] if bias else None
     if rows is not None:
@@ -122,5 +122,5 @@ def linear(
 
 
 def channels(vector: Tensor) -> nn.Parameter:
-    """A vector [n] as [1, n, 1, 1], one value per channel."""
+    """Return a vector [n] as [1, n, 1, 1], one value per channel."""
     return nn.Parameter(vector.view(1, -1, 1, 1), requires_grad=False)

@@ -1,10 +1,10 @@
 """A mixture of experts whose shapes do not depend on the data.
 
-Picks experts by scores and sums their outputs; independent of any family's router. Invariant: no
-sorting, no gathering, no branches, no integers, and at most four axes.
+It picks experts by scores and sums their outputs, for any family's router. Invariant: no sorting,
+no gathering, no branches, no integers, and at most four axes.
 
-Cost: every expert is computed for every row, and most are then multiplied by 0. With 4 of 32
-experts active, this reads and computes 8 times as much as necessary.
+Cost: every expert runs for every row, and most outputs are then multiplied by 0. With 4 of 32
+experts active, this reads and computes 8x as much as necessary.
 """
 
 from collections.abc import Callable
@@ -22,16 +22,16 @@ MAX_CHANNELS = 16384
 
 
 def top_k_mask(scores: Tensor, k: int) -> Tensor:
-    """1 for the k highest scores of a row, 0 for others: [1, experts, T, 1] to the same shape.
+    """Return 1 for each row's k highest scores, else 0: [1, experts, T, 1] to the same shape.
 
-    An expert is picked if fewer than k experts rank higher. Of equal scores the first ranks higher,
-    so exactly k are picked. Compares all pairs of experts: [1, experts, experts, T].
+    An expert is picked if fewer than k experts rank higher. Among equal scores the first ranks
+    higher, so exactly k are picked. All pairs of experts are compared: [1, experts, experts, T].
 
-    Uses signs and clamps instead of booleans: a cast of booleans leaves the Neural Engine, and the
+    Signs and clamps replace booleans: a cast of booleans leaves the Neural Engine, and the
     converter gives a select of two numbers a wrong shape.
     """
     experts = int(scores.shape[1])
-    # From numpy, so that a trace makes it a constant. 1 where the other expert comes first.
+    # Made with numpy, so that tracing makes it a constant. 1 where the other expert comes first.
     first = torch.from_numpy(2 * np.tri(experts, k=-1)[None, :, :, None] - 1).to(scores.dtype)
     mine, others = scores.permute(0, 1, 3, 2), scores.permute(0, 3, 1, 2)
     better = (2 * (others - mine).sign() + first).clamp(0, 1)
@@ -40,7 +40,7 @@ def top_k_mask(scores: Tensor, k: int) -> Tensor:
 
 
 class Stack(NamedTuple):
-    """The same matrix of all experts."""
+    """The stack of one matrix from every expert."""
 
     weight: Tensor
     """[experts, out, in]"""
@@ -53,10 +53,10 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """The sum over experts of weight * down(activation(gate(x), up(x))).
+    """A module that sums weight * down(activation(gate(x), up(x))) over experts.
 
-    The experts of a chunk are one wide feed-forward network: its hidden channels are multiplied by
-    the routing weights, so `down` sums over experts and channels at once.
+    The experts of a chunk are one wide feed-forward network. The routing weights multiply its
+    hidden channels, so `down` sums over experts and channels at once.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Experts(nn.Module):
         activation: Callable[[Tensor, Tensor], Tensor] = swiglu,
         max_channels: int = MAX_CHANNELS,
     ) -> None:
-        """Gate and up [experts, ff, d], down [experts, d, ff]."""
+        """Split the experts into chunks: gate and up [experts, ff, d], down [experts, d, ff]."""
         super().__init__()
         experts, self._size, _ = gate.weight.shape
         chunks = -(-experts // max(1, max_channels // self._size))
@@ -76,12 +76,12 @@ class Experts(nn.Module):
         self.gates = nn.ModuleList(_concatenated(gate, chosen) for chosen in self._chunks)
         self.ups = nn.ModuleList(_concatenated(up, chosen) for chosen in self._chunks)
         self.downs = nn.ModuleList(_summed(down, chosen) for chosen in self._chunks)
-        # An expert's bias is weighted, too: [d, experts] times the routing weights.
+        # The routing weights also multiply each expert's bias, [d, experts].
         self.down_bias = None if down.bias is None else projection(down.bias.T)
         self._activation = activation
 
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
-        """X [1, d, T, 1] and routing weights [1, experts, T, 1] -> [1, d, T, 1]."""
+        """Compute x [1, d, T, 1] and routing weights [1, experts, T, 1] -> [1, d, T, 1]."""
         parts = [] if self.down_bias is None else [self.down_bias(weights)]
         convolutions = zip(self.gates, self.ups, self.downs, strict=True)
         for chosen, (gate, up, down) in zip(self._chunks, convolutions, strict=True):
@@ -94,11 +94,11 @@ class Experts(nn.Module):
 
 
 def _concatenated(stack: Stack, chosen: slice) -> nn.Conv2d:
-    """Concatenated outputs of the experts of a chunk: [d] -> [count * ff]."""
+    """Concatenate the outputs of a chunk's experts: [d] -> [count * ff]."""
     bias = None if stack.bias is None else stack.bias[chosen].flatten()
     return projection(stack.weight[chosen].flatten(0, 1), bias)
 
 
 def _summed(stack: Stack, chosen: slice) -> nn.Conv2d:
-    """Summed outputs of the experts of a chunk: [count * ff] -> [d]."""
+    """Sum the outputs of a chunk's experts: [count * ff] -> [d]."""
     return projection(stack.weight[chosen].transpose(0, 1).flatten(1))

@@ -1,7 +1,7 @@
-"""A model family: everything that the converter needs of an architecture.
+"""A model family: everything about an architecture that the converter needs.
 
-A family reads a checkpoint and builds its layers one at a time, so a large model is never whole in
-memory. The *stream* is the tensor between layers, [1, stream_size, T, 1]; its first `hidden_size`
+A family reads a checkpoint and builds its layers one at a time, so memory never holds a whole large
+model. The *stream* is the tensor between layers, [1, stream_size, T, 1]; its first `hidden_size`
 channels are the hidden state. A family with more state between layers (a second residual, a
 router's state) appends channels.
 """
@@ -21,7 +21,7 @@ from paceline_coreml.engine.artifact import Drafts
 Floats = npt.NDArray[np.float32]
 
 Task = Literal["causal-lm", "token-classification", "draft"]
-"""Of a drafter's rows half are its block; see `families/dflash.py`.
+"""For "draft", half of the rows are the drafter's block; see `families/dflash.py`.
 
 A token classifier gets whole texts: its layers have no states, its attention is bidirectional,
 and its `mask` is [1, 1, T, T]."""
@@ -29,10 +29,10 @@ and its `mask` is [1, 1, T, T]."""
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model for the converter and the runtime."""
+    """The sizes of a model, for the converter and the runtime."""
 
     family: str
-    """`model_type` of config.json."""
+    """The config's `model_type`."""
     layers: int
     hidden_size: int
     vocab_size: int
@@ -42,27 +42,27 @@ class Shape:
     """Previous rows that a convolution reads; 0 without convolutions."""
     task: Task = "causal-lm"
     window: int = 0
-    """Tokens that a classifier's attention sees on either side."""
+    """For a classifier: tokens that attention reaches on either side."""
     labels: tuple[str, ...] = ()
-    """Labels of a token classifier."""
+    """A token classifier's labels."""
     input_size: int = 0
-    """Channels into the first layer, if they are not `stream_size`."""
+    """Input channels of the first layer; 0: `stream_size`."""
     drafts: Drafts | None = None
-    """Of a drafter."""
+    """For a drafter: the target's taps and sizes."""
 
 
 class RopeTables(NamedTuple):
-    """Rotary cosines and sines, [positions, r] float32, times the family's attention scaling."""
+    """The rotary cosines and sines, [positions, r] float32, times the attention scaling."""
 
     cos: Floats
     sin: Floats
 
 
 def make_rope_tables(embedding: Any, positions: int) -> RopeTables:
-    """Tables of a transformers rotary embedding for `positions`.
+    """Compute the tables of a transformers rotary embedding for `positions`.
 
     `embedding` has `inv_freq` [r] and `attention_scaling`, a factor of cosines and sines. Angles
-    are computed in float64: float32 is off by 1e-4 from position 2,000 on.
+    are computed in float64, because float32 is off by 1e-4 at positions above 2,000.
     """
     frequencies = embedding.inv_freq.double().numpy()
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
@@ -72,7 +72,7 @@ def make_rope_tables(embedding: Any, positions: int) -> RopeTables:
 
 
 class Family:
-    """One model of a family, opened from a checkpoint of the tensor names that decoders share."""
+    """A model of one family, read from a checkpoint with the tensor names that decoders share."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Family:
         eps: float,
         lags: int = 0,
     ) -> None:
-        """Keep what the layers are built of.
+        """Store everything needed to build layers.
 
         Args:
-            config: what transformers reads from config.json.
+            config: transformers' config object.
             weights: the checkpoint's tensors by name, in float32.
-            slots: KV cache positions, the longest sequence.
+            slots: KV cache slots, the context length.
             layer: builds a layer from its index and its own tensors.
             rotary: transformers' rotary embedding for the config.
             norm: name of the final norm's weight.
@@ -111,27 +111,27 @@ class Family:
         self._tied = config.tie_word_embeddings
 
     def layer(self, index: int) -> nn.Module:
-        """A new module of layer `index`: forward(stream, inputs) -> stream.
+        """Create a module of layer `index`: forward(stream, inputs) -> stream.
 
         Its states are buffers, initially zero.
         """
         return self._layer(index, Prefixed(self._weights, f"model.layers.{index}."))
 
     def embeddings(self) -> Tensor:
-        """[vocab, hidden_size], with the family's scaling of embeddings applied."""
+        """Return the embeddings [vocab, hidden_size], with the family's scaling applied."""
         return self._weights["model.embed_tokens.weight"]
 
     def final(self) -> nn.Module:
-        """Modules between the last layer and the head: stream -> [1, hidden_size, T, 1].
+        """Create the modules between last layer and head: stream -> [1, hidden_size, T, 1].
 
-        A token classifier's includes the head: [1, labels, T, 1].
+        A token classifier's modules include the head: stream -> [1, labels, T, 1].
         """
         return RMSNorm(self._weights[self._norm], self._eps)
 
     def head(self) -> Tensor | None:
-        """[vocab, hidden_size]; None for a token classifier."""
+        """Return the head's weights [vocab, hidden_size], or None for a token classifier."""
         return self.embeddings() if self._tied else self._weights["lm_head.weight"]
 
     def rope_tables(self) -> RopeTables:
-        """Rotary tables for `slots` positions."""
+        """Compute rotary tables for `slots` positions."""
         return make_rope_tables(self._rotary, self._slots)

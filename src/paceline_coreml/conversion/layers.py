@@ -1,10 +1,10 @@
 """Building blocks of all families in the Neural Engine's layout, [1, channels, T, 1].
 
-Projections as 1x1 convolutions, norms that are safe in float16, RoPE, attention with a KV cache and
-convolution states. Independent of any family.
+They are projections as 1x1 convolutions, norms that are safe in float16, RoPE, attention with a KV
+cache, and convolution states.
 
 Invariant: T is only ever the length of an axis, and no size is read from a tensor, because a trace
-would compute it in the graph. So a graph traced with one T is right for every other T.
+would compute it in the graph. So a graph traced with one T is correct for every other T.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from torch import Tensor, nn
 
 
 class LayerInputs(NamedTuple):
-    """Inputs of a call of T rows, besides the hidden states."""
+    """The inputs of a forward pass of T rows, besides the hidden states."""
 
     cos: Tensor
-    """[T, r]: rotary cosines of the rows' positions; r is half of the rotary dimensions."""
+    """[T, r]: rotary cosines for the rows' positions; r is half of the rotary dimensions."""
     sin: Tensor
     """[T, r]"""
     mask: Tensor
-    """[1, 1, T, S]: 0 where a row sees a slot, `engine.inputs.HIDDEN` elsewhere."""
+    """[1, 1, T, S]: 0 where a row attends to a slot, else `engine.inputs.HIDDEN`."""
     write: Tensor
-    """[1, 1, S, T]: 1 at the slot that gets a row's key and value; one slot per row."""
+    """[1, 1, S, T]: 1 where a row's key and value are stored; one slot per row."""
     window_write: Tensor | None = None
-    """[1, 1, R, T]: 1 at the place in the ring buffer that gets the row (see `ConvState`)."""
+    """[1, 1, R, T]: 1 where the row is stored in the ring buffer (see `ConvState`)."""
     window_read: Tensor | None = None
-    """[1, lags, T, R]: at j, 1 at the place in the ring buffer of the row j + 1 positions before;
-    all 0 before the start of the text."""
+    """[1, lags, T, R]: at j, 1 where the ring buffer has the row j + 1 positions before; all 0
+    before the start of the text."""
 
 
 def write_state(module: nn.Module, name: str, value: Tensor) -> None:
-    """Write a whole state: in place if it is a buffer, and otherwise as a new tensor."""
+    """Write a whole state: in place if it is a buffer, else as a new tensor."""
     if name in module._buffers:
         getattr(module, name)[:] = value
     else:
@@ -42,7 +42,7 @@ def write_state(module: nn.Module, name: str, value: Tensor) -> None:
 
 
 def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
-    """A matrix [out, in] as a 1x1 convolution: [1, in, T, 1] -> [1, out, T, 1]."""
+    """Return a matrix [out, in] as a 1x1 convolution: [1, in, T, 1] -> [1, out, T, 1]."""
     conv = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=bias is not None)
     conv.weight = nn.Parameter(weight[:, :, None, None].contiguous(), requires_grad=False)
     if bias is not None:
@@ -51,20 +51,20 @@ def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over an axis, with every intermediate in float16's range.
+    """An RMS norm, x / rms(x) * weight over an axis, with all intermediates in float16's range.
 
-    Squares of hidden states overflow: those of a first token exceed 20,000. So the row is first
-    divided by its largest magnitude, and the radicand is at most 1 + eps. The divisor is at least
-    1/64, because eps is divided, too.
+    Squares of hidden states overflow: a first token's hidden states exceed 20,000. So the row is
+    first divided by its largest magnitude, and the radicand is at most 1 + eps. The divisor is at
+    least 1/64, because eps is also divided.
     """
 
     def __init__(self, weight: Tensor, eps: float, axis: int = 1) -> None:
-        """`weight` [n] for an axis of n channels; the axes after it broadcast."""
+        """Store `weight` [n], for an axis with n channels; it broadcasts over later axes."""
         super().__init__()
         after = 4 - (axis % 4) - 1
         self.weight = nn.Parameter(weight.view(-1, *[1] * after), requires_grad=False)
-        # Scaled, because 1e-6 is subnormal in float16. The bound is a tensor, because a number
-        # divided by a tensor is converted to an inverse that adds 1e-4.
+        # Scaled, because 1e-6 is subnormal in float16. The bound is a tensor, because the converter
+        # turns a number divided by a tensor into an inverse that adds 1e-4.
         self._eps = nn.Parameter(torch.tensor([[[[eps / _MIN_DIVISOR**2]]]]), requires_grad=False)
         self._min = nn.Parameter(torch.tensor([[[[_MIN_DIVISOR]]]]), requires_grad=False)
         self._axis = axis
@@ -79,11 +79,11 @@ class RMSNorm(nn.Module):
 
 _MIN_DIVISOR = 2.0**-6
 _MAX = 65504.0
-"""The largest float16; without an upper bound the converter writes inf."""
+"""The largest float16; without an upper bound, the converter writes inf."""
 
 
 def apply_rope(x: Tensor, inputs: LayerInputs, size: int, rotary_dim: int | None = None) -> Tensor:
-    """Rotate by halves the first `rotary_dim` (2 r; None: all) of [1, heads, size, T]."""
+    """Rotate the first `rotary_dim` channels (2 r; None: all) of [1, heads, size, T], by halves."""
     cos, sin = inputs.cos.transpose(0, 1), inputs.sin.transpose(0, 1)
     rotary_dim = size if rotary_dim is None else rotary_dim
     r = rotary_dim // 2
@@ -95,12 +95,12 @@ def apply_rope(x: Tensor, inputs: LayerInputs, size: int, rotary_dim: int | None
 
 
 class Attention(nn.Module):
-    """Attention over a KV cache of `slots` positions.
+    """An attention over a KV cache with `slots` positions.
 
-    Keys and values go to the slots that `LayerInputs.write` names. Masked slots may hold anything,
-    so a rejected row needs no rollback: the next block overwrites it.
+    Keys and values go to the slots in `LayerInputs.write`. Masked slots may have any contents, so a
+    rejected row needs no rollback: the next block overwrites it.
 
-    Query heads come in `query_order`, so that keys and values are tiled once for all groups.
+    Query heads are in `query_order`, so that keys and values are tiled once for all groups.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Attention(nn.Module):
         self.v_state: Tensor
 
     def by_head(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each [1, its heads * head_dim, T, 1] -> [1, its heads, head_dim, T]."""
+        """Split each [1, its heads * head_dim, T, 1] into [1, its heads, head_dim, T]."""
         return (
             q.reshape(1, self.heads, self.head_dim, -1),
             k.reshape(1, self.kv_heads, self.head_dim, -1),
@@ -123,11 +123,11 @@ class Attention(nn.Module):
         )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, inputs: LayerInputs) -> Tensor:
-        """Q [1, heads, head_dim, T], k and v [1, kv_heads, head_dim, T], after RoPE.
+        """Attend with q [1, heads, head_dim, T], k and v [1, kv_heads, head_dim, T], after RoPE.
 
         Returns [1, heads * head_dim, T, 1].
         """
-        # The whole state is assigned: partial writes to a state fail on the Neural Engine.
+        # Assign the whole state: partial writes to a state fail on the Neural Engine.
         kept = 1 - inputs.write.sum(-1, keepdim=True)
         write_state(self, "k_state", self.k_state * kept + inputs.write @ k.transpose(2, 3))
         write_state(self, "v_state", self.v_state * kept + inputs.write @ v.transpose(2, 3))
@@ -137,25 +137,25 @@ class Attention(nn.Module):
             keys, values = keys.repeat(1, groups, 1, 1), values.repeat(1, groups, 1, 1)
         scores = (q * self._scale).transpose(2, 3) @ keys.transpose(2, 3) + inputs.mask
         mixed = scores.softmax(-1) @ values  # [1, heads, T, head_dim]
-        # [head, dim, token] before heads become channels. [head, token, dim] would be right with
-        # one row and wrong with more.
+        # [head, dim, token] before heads become channels. [head, token, dim] would be correct for
+        # one row and wrong for more.
         return mixed.transpose(2, 3).reshape(1, self.heads * self.head_dim, -1, 1)
 
 
 def query_order(heads: int, kv_heads: int, head_dim: int) -> Tensor:
-    """Order of query channels for `Attention`: the first head of every group first.
+    """Return the order of query channels for `Attention`: first the first head of every group.
 
-    Use `q_weight[order]` and `o_weight[:, order]`, once, when a model is loaded.
+    Apply `q_weight[order]` and `o_weight[:, order]` once, when loading a model.
     """
     order = torch.arange(heads * head_dim).view(kv_heads, heads // kv_heads, head_dim)
     return order.transpose(0, 1).reshape(-1)
 
 
 class ConvState(nn.Module):
-    """The last rows of a tensor, for convolutions over time: a ring buffer of R rows.
+    """A ring buffer of a tensor's last R rows, for convolutions over time.
 
-    A row is at its position modulo R. With R at least a block's rows plus the longest lag, a block
-    never overwrites a row that later rows read, so a rejected row needs no rollback.
+    Each row is at its position modulo R. If R is at least a block's rows plus the longest lag, a
+    block never overwrites a row that later rows read, so a rejected row needs no rollback.
     """
 
     def __init__(self, channels: int, conv_slots: int) -> None:
@@ -164,7 +164,7 @@ class ConvState(nn.Module):
         self.conv_state: Tensor
 
     def forward(self, x: Tensor, inputs: LayerInputs, lags: int) -> Sequence[Tensor]:
-        """X [1, channels, T, 1]; returns x at 1, 2, ... `lags` rows before, in x's shape."""
+        """Store x [1, channels, T, 1]; return x at 1, 2, ... `lags` rows before, in x's shape."""
         assert inputs.window_write is not None
         assert inputs.window_read is not None
         rows = x.permute(0, 3, 2, 1)  # [1, 1, T, channels]
@@ -177,10 +177,10 @@ class ConvState(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
+    """A SwiGLU network: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, gate: Tensor, up: Tensor, down: Tensor) -> None:
-        """Matrices [ff, d], [ff, d], [d, ff]."""
+        """Read matrices [ff, d], [ff, d], [d, ff]."""
         super().__init__()
         self.gate, self.up, self.down = projection(gate), projection(up), projection(down)
 

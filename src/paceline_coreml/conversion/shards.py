@@ -1,7 +1,7 @@
 """Converts torch layers to a Core ML package: traced with the maximum rows, static or flexible.
 
-Independent of families, folders and manifests. Defines the inputs and outputs of a shard;
-`paceline_coreml.engine` calls it.
+This file defines the inputs and outputs of shards for `paceline_coreml.engine`. It works for any
+family, and depends on neither folders nor manifests.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from paceline_coreml.conversion.torch_model import layer_inputs
 @dataclass(frozen=True, slots=True)
 class ShardSizes:
     rows: int
-    """Maximum of T."""
+    """Maximum T."""
     slots: int
-    """KV cache positions: the longest text."""
+    """KV cache slots: the context length."""
     conv_slots: int
     """Rows of a convolution state."""
     flexible: bool = True
-    """Whether T is 1 to `rows`, instead of `rows` alone."""
+    """True if T is 1 to `rows`; False if it is always `rows`."""
     stateless: bool = False
-    """Whether states are inputs and outputs; see `stateless`."""
+    """True if states are inputs and outputs; see `stateless`."""
 
     def axis(self) -> Any:
         import coremltools as ct
@@ -49,7 +49,7 @@ class Layers(nn.Module):
         self, family: Family, start: int, end: int, taps: Sequence[int], *, stateless: bool
     ) -> None:
         super().__init__()
-        # Keyed by layer index, which the names of weights and states then contain.
+        # Keyed by layer index, so that the names of weights and states contain it.
         self.layers = nn.ModuleDict({str(i): family.layer(i) for i in range(start, end)})
         self._names = input_names(family)
         self._taps = {str(tap) for tap in inner_taps(taps, end)}
@@ -57,7 +57,7 @@ class Layers(nn.Module):
         self.outside = OutsideStates(self) if stateless else None
 
     def forward(self, hidden: Tensor, *rest: Tensor) -> Any:
-        """The stream after the last layer, the tapped hidden states, and states from outside."""
+        """Return the stream after the last layer, tapped hidden states, and states if stateless."""
         count = len(self._names) - 1
         step = layer_inputs(dict(zip(self._names[1:], rest[:count], strict=True)))
         if self.outside is not None:
@@ -79,17 +79,17 @@ class Head(nn.Module):
         super().__init__()
         self.final = family.final()
         head = family.head()
-        # A classifier's `final` gives all labels.
+        # A classifier's `final` computes all labels.
         self.head = nn.Identity() if head is None else projection(head[start:end])
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[1, stream_size, T, 1] -> logits [1, end - start, T, 1]."""
+        """Compute logits: [1, stream_size, T, 1] -> [1, end - start, T, 1]."""
         logits: Tensor = self.head(self.final(hidden))
         return logits
 
 
 def inner_taps(taps: Sequence[int], end: int) -> list[int]:
-    """Tapped layers with an output of their own: see `Shard.output`."""
+    """Return the tapped layers with an output of their own; see `Shard.output`."""
     return [tap for tap in taps if tap != end - 1]
 
 
@@ -116,7 +116,7 @@ def static_functions(
 
 
 def _drop_function(package: Path, name: str, *, default: str) -> None:
-    """Remove a function from a package: the flexible one, which coremltools leaves there."""
+    """Remove a function from a package: the flexible one, which coremltools does not remove."""
     from coremltools.proto import Model_pb2
 
     (path,) = package.rglob("*.mlmodel")
@@ -132,10 +132,10 @@ def _drop_function(package: Path, name: str, *, default: str) -> None:
 def input_shapes(
     family: Family, sizes: ShardSizes, rows: Any, start: int = 0
 ) -> dict[str, tuple[Any, ...]]:
-    """Input shapes of a shard of layers from `start` on; `rows`: a number or coremltools range."""
+    """Return the input shapes of layers from `start`; `rows` is a number or coremltools' range."""
     half = family.rope_tables().cos.shape[1]
     lags = family.shape.lags
-    # Attention over the KV cache, or among the rows of whole texts.
+    # Attention reads the KV cache, or the rows of whole texts.
     keys = rows if family.shape.task == "token-classification" else sizes.slots
     shapes: dict[str, tuple[Any, ...]] = {
         "hidden": (1, (not start and family.shape.input_size) or family.shape.stream_size, rows, 1),
@@ -152,9 +152,9 @@ def input_shapes(
 def convert_layers(
     family: Family, start: int, end: int, *, sizes: ShardSizes, taps: Sequence[int] = ()
 ) -> Any:
-    """Layers [start, end) as a float16 ML program with input `hidden` and output `out_hidden`.
+    """Convert layers [start, end) to a float16 ML program with `hidden` in, `out_hidden` out.
 
-    Every layer N of `taps` but the last layer adds an output `tap_N`, [1, hidden_size, T, 1].
+    Every layer N of `taps`, except the last layer, adds an output `tap_N`, [1, hidden_size, T, 1].
     """
     import coremltools as ct
 
@@ -179,7 +179,7 @@ def convert_layers(
 
 
 def convert_head(family: Family, start: int, end: int, *, sizes: ShardSizes) -> Any:
-    """The head for tokens [start, end) as an ML program with input `hidden` and output `logits`.
+    """Convert the head for tokens [start, end) to an ML program with `hidden` in, `logits` out.
 
     A classifier's head has all labels, whatever `start` and `end` are.
     """
@@ -205,7 +205,7 @@ def _converted(
 
     example = tuple(torch.zeros(shape) for shape in traced_with.values())
     with torch.no_grad(), _quiet():
-        # Traced with the maximum rows: with one, the trace would treat the axis as constant.
+        # Trace with the maximum rows: with one row, the trace would treat the axis as constant.
         traced = torch.jit.trace(module, example, check_trace=False)
         return ct.convert(
             traced,

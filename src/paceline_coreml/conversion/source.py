@@ -1,6 +1,6 @@
-"""Opens the source of a conversion as the Hugging Face checkpoint that families read.
+"""Opens the source of a conversion as a Hugging Face checkpoint, which families read.
 
-The tokenizer of transformers is not used: it splits some texts differently.
+The tokenizer of transformers is not used, because it splits some texts differently.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from paceline.storage.shards import shards_beside
 class Source(NamedTuple):
     name: str
     about: dict[str, str]
-    """Provenance, for the manifest."""
+    """The provenance, for the manifest."""
     identity: str
-    """A digest: equal only for equal weights and config."""
+    """A digest that is equal only for equal weights and config."""
     checkpoint: Path
-    """Folder of config and weights in Hugging Face's form."""
+    """A folder with config and weights in Hugging Face's format."""
     tokenizer: Path
     template: str | None
     facts: Facts
     target: Path | None = None
-    """Of a drafter: the folder of its target's weights. All of this but `name`, `about`, `identity`
-    and `checkpoint` is its target's, too."""
+    """For a drafter: the folder with its target's weights. `tokenizer`, `template` and `facts` are
+    then also the target's."""
 
 
 @contextlib.contextmanager
@@ -40,12 +40,12 @@ def open_source(
     Args:
         name: see `open_origin`.
         temporary: folder for downloads and converted weights; None: the system's.
-        progress: reports long work.
-        target: the name of its target, if it is a drafter.
+        progress: reports long operations.
+        target: the name of the target, if the source is a drafter.
 
     Raises:
         ModelNotFound: there is no such model.
-        ModelError: it cannot be fetched or read.
+        ModelError: it cannot be downloaded or read.
     """
     with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
         files = open_origin(name if target is None else target, Path(work), progress)
@@ -70,7 +70,7 @@ def open_source(
 
 
 def source_of(files: ModelFiles, checkpoint: Path) -> Source:
-    """The source for published files whose weights are in the folder `checkpoint`."""
+    """Return the source for published files whose weights are in the folder `checkpoint`."""
     read = _read_of(files.folder) if files.weights is None else [files.weights]
     return Source(
         name=files.name,
@@ -88,11 +88,11 @@ def _read_of(folder: Path) -> list[Path]:
 
 
 def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:
-    """Make `folder`, a float32 checkpoint without tokenizer, of the GGUF file of a model.
+    """Convert a GGUF file to `folder`, a float32 checkpoint without tokenizer.
 
     transformers converts, because it is the authority on the names and order of tensors.
 
-    Needs torch and transformers. Raises ModelError if transformers does not read the file, or it
+    Needs torch and transformers. Raises ModelError if transformers cannot read the file, or if it
     is a shard.
     """
     import torch
@@ -100,7 +100,7 @@ def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     if len(shards_beside(gguf)) > 1:
-        raise ModelError(f"{gguf} is one of several files; give the model's Hugging Face form")
+        raise ModelError(f"{gguf} is one of several files; use the Hugging Face checkpoint")
     try:
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
@@ -108,9 +108,9 @@ def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:
     except (ValueError, KeyError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(
-            f"{gguf} cannot be read by transformers: {reason}; give the model's Hugging Face form"
+            f"transformers cannot read {gguf}: {reason}; use the Hugging Face checkpoint"
         ) from error
-    # save_pretrained refuses, because the config still says that the model is quantized.
+    # save_pretrained raises an error, because the config still has a quantization.
     weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)

@@ -1,7 +1,7 @@
 """States as inputs and outputs of a package, for machines where they leave the Neural Engine.
 
-A state N is then the input `N_in` and the output `N_out`, which the engine passes to the next call:
-`engine.packages.StatelessPackage`.
+A state N is then an input `N_in` and an output `N_out`, which the engine passes to the next forward
+pass; see `engine.packages.StatelessPackage`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ def _program_name(buffer: str) -> str:
 
 
 def state_shapes(layer: nn.Module, index: int) -> dict[str, tuple[int, ...]]:
-    """Name in the program -> shape, of the states of layer number `index`."""
+    """Return the shapes of the states of layer `index`, by name in the program."""
     buffers = layer.named_buffers(f"layers.{index}")
     return {_program_name(name): tuple(buffer.shape) for name, buffer in buffers}
 
 
 class OutsideStates:
-    """The states of a module, taken out of it: `load` before a call, and `stored` after it.
+    """The states of a module, removed from it: `load` before a pass, and `stored` after it.
 
-    `layers.write_state` assigns a state that is no buffer, so nothing is written in place.
+    `layers.write_state` assigns states that are not buffers, so nothing is written in place.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -1,8 +1,8 @@
 """Splits a model into packages: ranges of layers, and ranges of the head's tokens.
 
-A package under about 14 MB may run on the CPU, and one that is too large or has too many states
-does not run on the Neural Engine; the rules in `lint/weights.py` and `lint/states.py` have the
-sources of these limits.
+A package under about 14 MB may run on the CPU. One that is too large or has too many states does
+not run on the Neural Engine. The rules in `lint/weights.py` and `lint/states.py` name the sources
+of these limits.
 """
 
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ class Span(NamedTuple):
 
 
 class LayerSize(NamedTuple):
-    """What a layer adds to its package."""
+    """The size that a layer adds to its package."""
 
     bytes: int
     states: int
 
 
 def parse_topology(text: str, count: int) -> list[Span]:
-    """`20+4+6+2` as spans that cover `count` layers.
+    """Parse a topology, such as `20+4+6+2`, into spans that cover `count` layers.
 
-    Raises InvalidRequest if it is not such a sum, or not of `count` layers.
+    Raises InvalidRequest if it is not such a sum, or if the sum is not `count`.
     """
     parts = text.split("+")
     if not all(part.isdigit() and int(part) for part in parts):
-        raise InvalidRequest(f"{text!r} is not a topology; expected numbers of layers, as 20+4+6+2")
+        raise InvalidRequest(f"{text!r} is not a topology; expected layers per package: 20+4+6+2")
     sizes = [int(part) for part in parts]
     if sum(sizes) != count:
         raise InvalidRequest(f"{text} is {sum(sizes)} layers; the model has {count}")
@@ -40,9 +40,9 @@ def parse_topology(text: str, count: int) -> list[Span]:
 
 
 def even_topology(layers: Sequence[LayerSize], limit: LayerSize) -> list[Span]:
-    """The fewest spans whose sums are within the limit, of about equal length.
+    """Return the fewest spans of about equal length whose sums are within the limit.
 
-    If a layer exceeds it alone, every layer has a span of its own.
+    If a single layer exceeds the limit, every layer gets its own span.
     """
     for parts in range(1, len(layers) + 1):
         spans = _spans(_even(len(layers), parts))
@@ -59,7 +59,7 @@ def _fits(layers: Sequence[LayerSize], limit: LayerSize) -> bool:
 
 
 def split_evenly(count: int, max_size: int) -> list[Span]:
-    """The fewest spans of [0, count) of at most `max_size`, of about equal length."""
+    """Split [0, count) into the fewest spans of at most `max_size`, of about equal length."""
     return _spans(_even(count, -(-count // max_size)))
 
 

@@ -1,6 +1,6 @@
 """Runs a family's layers in torch, block by block, with the inputs of a shard.
 
-They are from the engine's `CallInputs`; states are the layers' buffers.
+The inputs are from the engine's `CallInputs`; the states are the layers' buffers.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ Floats = npt.NDArray[np.float32]
 def run_layers(
     family: Family, layers: range, stream: Floats, *, conv_slots: int, rows: int
 ) -> Floats:
-    """Run a text through some layers, of which one at a time is in memory, in calls of `rows` rows.
+    """Run a text through layers, one in memory at a time, in forward passes of `rows` rows.
 
-    Takes the stream before the first of them, [n, stream_size], and returns that after the last.
+    Takes the stream before the first layer, [n, stream_size], and returns it after the last one.
     """
     lags, tables = family.shape.lags, family.rope_tables()
     for index in layers:

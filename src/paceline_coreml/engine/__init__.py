@@ -1,4 +1,4 @@
-"""The `coreml` engine: Core ML programs, on the Apple Neural Engine or in the rehearsal."""
+"""The `coreml` engine: Core ML programs, on the Apple Neural Engine or in the emulator."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ from paceline.engines.base import Engine, EngineSettings
 
 
 def open_engine(path: Path, context_length: int, settings: EngineSettings) -> Engine:
-    """Open the artifact in the folder `path`, which has a context length of its own.
+    """Open the artifact in the folder `path`, which has its own context length.
 
     Raises:
-        ModelError: the artifact is damaged or classifies tokens, or a shard cannot be loaded.
+        ModelError: the artifact is corrupt or a token classifier, or a shard cannot be loaded.
         InvalidRequest: a setting is out of range.
     """
     from paceline_coreml.engine.engine import CoreMlEngine

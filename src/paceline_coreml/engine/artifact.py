@@ -2,7 +2,7 @@
 
 An artifact is a folder with shards (`.mlpackage`), embeddings, rotary tables, a tokenizer and
 `manifest.json`. Invariant: the whole manifest is validated before anything is loaded, and the error
-names every fault.
+lists every fault.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ from paceline.storage.validation import Count, Limit, Positive, listed, validate
 KIND = CORE_ML
 VERSION = 1
 CAUSAL_LM = "causal-lm"
-"""Task of a model that predicts the next token."""
+"""The task of a model that predicts the next token."""
 TOKEN_CLASSIFICATION = "token-classification"
-"""Task of a model that labels the tokens of a whole text."""
+"""The task of a model that labels the tokens of a whole text."""
 DRAFT = "draft"
-"""Task of a drafter, which fills blocks of `rows` rows."""
+"""The task of a drafter, which fills blocks of `rows` rows."""
 DECODE_ROWS = 8
-"""Most rows of a call in decode. On the Neural Engine a call of 8 takes as long as one of 3: it
-decodes weights (Anemll, docs/verifier_len.md, 2026-10). A call of 64 would not."""
+"""Maximum rows of a decode pass. On the Neural Engine, 8 rows take as long as 3, because decoding
+the weights takes most of the time (Anemll, docs/verifier_len.md, 2026-10); 64 rows take longer."""
 MAX_STATES = 40
-"""States of a package that were seen to run on a Neural Engine (the seed experiments, M4 Max)."""
+"""Most states per package that are known to run on a Neural Engine (seed experiments, M4 Max)."""
 ROTARY = "rotary.npy"
-"""[2, slots, r] float32: cosines and sines of every position."""
+"""[2, slots, r] float32: cosines and sines for every position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,76 +48,76 @@ class Shard:
     start: Count
     end: Count
     taps: tuple[Count, ...] = ()
-    """Layers whose hidden states are outputs too."""
+    """Layers whose hidden states are also outputs."""
     states: dict[str, tuple[Positive, ...]] = field(default_factory=dict)
-    """Name -> shape, of states that are inputs and outputs; see `packages.StatelessPackage`."""
+    """Name of each state that is an input and output -> shape; see `packages.StatelessPackage`."""
 
     def output(self, layer: int) -> str:
-        """Name of the output that begins with the hidden state after a tapped layer, or the last.
+        """Return the name of the output with the hidden state after a tapped layer, or the last.
 
-        That of the last one is the stream: with static rows, coremltools would give a copy of it
-        the name of the stream, and the stream none.
+        The last layer's output is the stream: with static rows, coremltools would give a copy the
+        name of the stream, and leave the stream without a name.
         """
         return "out_hidden" if layer == self.end - 1 else f"tap_{layer}"
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What a drafter reads of its target, whose sizes the artifact has."""
+    """A drafter's inputs from its target; the artifact has the target's sizes."""
 
     taps: Annotated[tuple[Count, ...], Limit(min_length=1)]
-    """Layers of the target, from 0, after which hidden states are tapped."""
+    """Layers of the target, from 0, whose hidden states are tapped."""
     mask_token: Count
     target_layers: Positive
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A validated manifest; but for `folder`, the fields are its keys."""
+    """A validated manifest; all fields except `folder` are its keys."""
 
     name: str
     family: str
     task: Literal["causal-lm", "token-classification", "draft"]
     """`CAUSAL_LM`, `TOKEN_CLASSIFICATION` or `DRAFT`."""
     labels: tuple[str, ...]
-    """Labels of a classifier; empty for other tasks."""
+    """A classifier's labels; empty for other tasks."""
     reach: Count
-    """Tokens that a classifier's rows attend to on either side; 0 for other tasks."""
+    """For a classifier: tokens that rows attend to on either side; 0 for other tasks."""
     layers: Positive
     hidden_size: Positive
     stream_size: Positive
-    """Channels between shards; the first `hidden_size` hold the embedding."""
+    """Channels between shards; the first `hidden_size` are the hidden state."""
     vocab_size: Positive
     slots: Positive
     rows: Positive
-    """Most rows of a call; those of a prompt's calls."""
+    """Maximum rows of a forward pass; prefill uses this number."""
     functions: tuple[Positive, ...]
     """Numbers of rows with a static function; empty: any number up to `rows`."""
     ring: Count
-    """Size of the ring buffer of a convolution's recent rows."""
+    """Size of the ring buffer with a convolution's recent rows."""
     lags: Count
     """Earlier rows that a convolution reads."""
     layer_shards: Annotated[tuple[Shard, ...], Limit(min_length=1)]
     head_shards: Annotated[tuple[Shard, ...], Limit(min_length=1)]
     fingerprint: str
-    """SHA-256 of the contents of all its files, hex."""
+    """SHA-256 of the contents of all files, in hex."""
     files: dict[str, FileRecord]
     drafts: Drafts | None = None
-    """Of the task `DRAFT`."""
+    """For the task `DRAFT`."""
     folder: Path = Path()
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """All numbers of rows that a call can have, ascending."""
+        """All possible numbers of rows in a forward pass, ascending."""
         return tuple(sorted(self.functions or range(1, self.rows + 1)))
 
     @property
     def decode_rows(self) -> int:
-        """Rows of the calls of answers and drafts: the most up to `DECODE_ROWS`, or the fewest."""
+        """Rows of decode passes: the largest width up to `DECODE_ROWS`, or else the smallest."""
         return max((n for n in self.widths if n <= DECODE_ROWS), default=self.widths[0])
 
     def function(self, rows: int) -> str | None:
-        """Name of the function for `rows` rows; None: packages have one, for all their rows."""
+        """Return the function's name for `rows` rows, or None if packages have only one."""
         return f"t{rows}" if len(self.functions) > 1 else None
 
     @property
@@ -126,16 +126,16 @@ class Artifact:
 
 
 def read_artifact(folder: Path) -> Artifact:
-    """Read the artifact in `folder`; every file has its recorded size and checksum.
+    """Read the artifact in `folder`, and check the size and checksum of every file.
 
-    Raises ModelError if it is no artifact or damaged; the message names every fault.
+    Raises ModelError if it is not an artifact, or corrupt; the message lists every fault.
     """
     path = folder / MANIFEST
     value = read_json(path)
     if value.get("kind") != KIND or value.get("version") != VERSION:
         raise ModelError(
-            f"{folder} is a {value.get('kind')} of version {value.get('version')}; expected a "
-            f"{KIND} of version {VERSION}"
+            f"{folder} has kind {value.get('kind')} and version {value.get('version')}; expected "
+            f"{KIND} and version {VERSION}"
         )
     artifact = replace(validated(Artifact, value, str(path), error=ModelError), folder=folder)
     faults = [*_contradictions(artifact)]
@@ -144,7 +144,7 @@ def read_artifact(folder: Path) -> Artifact:
         if not is_checked(folder, artifact.files):
             faults = changed_contents(folder, artifact.files)
     if faults:
-        hint = "convert the model again, or copy it anew"
+        hint = "convert the model again, or copy it again"
         raise ModelError(f"{listed(str(path), faults)}; {hint}")
     return artifact
 
@@ -152,13 +152,13 @@ def read_artifact(folder: Path) -> Artifact:
 def _contradictions(artifact: Artifact) -> Iterator[str]:
     if artifact.functions and artifact.rows != artifact.widths[-1]:
         yield (
-            f"functions is {list(artifact.functions)}, expected one for {artifact.rows} rows, and "
-            "none for more"
+            f"functions is {list(artifact.functions)}, expected one for {artifact.rows} rows as "
+            "the largest"
         )
     if artifact.lags and artifact.ring < artifact.rows + artifact.lags:
         yield f"ring is {artifact.ring}, expected at least {artifact.rows + artifact.lags}"
     if (artifact.drafts is None) == (artifact.task == DRAFT):
-        yield f"drafts is {artifact.drafts}, which is wrong for the task {artifact.task}"
+        yield f"drafts is {artifact.drafts}, which does not match the task {artifact.task}"
     if artifact.task != TOKEN_CLASSIFICATION:
         if artifact.labels:
             count = len(artifact.labels)
@@ -173,34 +173,34 @@ def _contradictions(artifact: Artifact) -> Iterator[str]:
 def _classifier_faults(artifact: Artifact) -> Iterator[str]:
     task, rows = f"for the task {artifact.task}", artifact.rows
     if not artifact.labels or len({*artifact.labels}) < len(artifact.labels):
-        yield f"it has the labels {[*artifact.labels]}, expected at least one, and each once"
+        yield f"labels is {[*artifact.labels]}, expected at least one, without duplicates"
     if not artifact.reach:
-        yield f"reach is 0, expected a number of 1 or more {task}"
+        yield f"reach is 0, expected at least 1 {task}"
     if not artifact.functions:
         yield f"functions is empty, expected one for {rows} rows {task}"
     if len(artifact.head_shards) > 1:
         yield f"it has {len(artifact.head_shards)} head_shards, expected one {task}"
     if artifact.slots < rows:
-        yield f"slots is {artifact.slots}, expected at least the {rows} rows of a call {task}"
+        yield f"slots is {artifact.slots}, expected at least the {rows} rows of a pass {task}"
 
 
 def _shard_faults(
     artifact: Artifact, shards: Sequence[Shard], whole: int, what: str
 ) -> Iterator[str]:
-    """Shards must cover [0, whole) in order, without gap or overlap."""
+    """Yield faults of shards, which must cover [0, whole) in order, without gaps or overlaps."""
     reached = 0
     for shard in shards:
         path, start, end = shard.path, shard.start, shard.end
         if start >= end:
-            yield f"{path} holds no {what}: it begins at {start} and ends at {end}"
+            yield f"{path} has no {what}: it begins at {start} and ends at {end}"
         if start > reached:
             yield f"{what}s {reached} to {start - 1} are in no shard: {path} begins at {start}"
         elif start < reached:
-            yield f"{path} begins at {what} {start}, which the shard before it holds too"
+            yield f"{path} begins at {what} {start}, which is also in the shard before it"
         reached = end
         if any(not start <= tap < end for tap in shard.taps):
             taps = list(shard.taps)
-            yield f"{path} has taps {taps}, not all of them layers from {start} to {end - 1}"
+            yield f"{path} has taps {taps}, expected layers from {start} to {end - 1}"
         if not any(name.startswith(f"{path}/") for name in artifact.files):
             yield f"the files of {path} are not listed"
     if reached != whole:

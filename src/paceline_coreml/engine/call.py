@@ -1,6 +1,6 @@
-"""One call of an artifact: embeddings through the shards of layers, then rows through the head.
+"""One forward pass of an artifact: embeddings go through the layer shards, then rows to the head.
 
-Independent of blocks and sequences.
+Depends on neither blocks nor sequences.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +23,12 @@ class Bucket:
     """The programs for one number of rows, and their input arrays."""
 
     def __init__(self, artifact: Artifact, packages: Packages, rows: int, rotary: Floats) -> None:
-        """Prepare for calls of `rows` rows; `rotary` is [2, slots, r], cosines and sines."""
+        """Prepare for passes of `rows` rows; `rotary` is [2, slots, r], cosines and sines."""
         self._artifact, self.packages, self.rows = artifact, packages, rows
         self._inputs = CallInputs(rows, *rotary, conv_slots=artifact.ring, lags=artifact.lags)
         self._stream = np.zeros((1, artifact.stream_size, rows, 1), np.float32)
         self._called: set[str] = set()
-        """Paths of the packages that were already called with this number of rows."""
+        """Paths of packages that have already run with this number of rows."""
 
     def layers(
         self,
@@ -41,11 +41,11 @@ class Bucket:
         """Run the layers.
 
         Args:
-            states: the sequence's, one per shard of layers.
+            states: the sequence's states, one per layer shard.
             embeddings: [T, hidden_size]; T is at most the bucket's rows.
             start: position of the first row.
             taps: layers whose hidden states to return.
-            parts: gets the seconds of the calls.
+            parts: gets the seconds that packages ran.
 
         Returns:
             The residual stream after the last layer, [1, stream_size, rows, 1], and
@@ -68,9 +68,9 @@ class Bucket:
     def head(
         self, stream: Floats, first: int, logits: Logits, best: Best | None, parts: dict[str, float]
     ) -> None:
-        """Run the head for rows from `first` on.
+        """Run the head for rows starting at `first`.
 
-        Fills `best` [rows] without keeping logits; if it is None, `logits` [rows, vocab].
+        Fills `best` [rows] without storing logits or, if it is None, `logits` [rows, vocab].
         """
         rows = slice(first, first + len(logits if best is None else best.tokens))
         for shard, package in zip(self._artifact.head_shards, self.packages.heads, strict=True):
@@ -95,8 +95,8 @@ class Bucket:
 def keep_best(best: Best, part: Logits, start: int) -> None:
     """Update `best` with logits of the next part of the vocabulary, [rows, tokens from `start`].
 
-    Parts must come in order, the first with `start` 0. The result equals numpy's argmax: the first
-    of equal logits, and NaN above all.
+    Parts must come in order; the first has `start` 0. The result equals numpy's argmax: the first
+    of equal logits wins, and NaN wins over all numbers.
     """
     tokens = part.argmax(axis=1)
     scores = np.take_along_axis(part, tokens[:, None], axis=1)[:, 0]

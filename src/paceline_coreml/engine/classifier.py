@@ -1,8 +1,8 @@
 """Runs a Core ML artifact that classifies tokens: one score per token and label.
 
-A text is computed in one call, because every row attends to both sides. Short texts are packed into
-a call, where the mask keeps them apart, and the rest of the call is padding. Invariant: the scores
-of a text are equal alone and packed, up to the rounding of sums with more zero terms.
+Each text runs in one forward pass, because every row attends to both sides. Short texts are packed
+into one pass, where the mask separates them; the rest of the pass is padding. Invariant: a text has
+the same scores alone and packed, up to the rounding of sums with more zero terms.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +24,13 @@ Floats = npt.NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class Labelled:
     labels: tuple[str, ...]
-    """Best labels of the tokens."""
+    """Each token's best label."""
     scores: Floats
     """[tokens, labels] logits, in the order of `TextClassifier.labels`."""
 
 
 class TextClassifier:
-    """The classifier; see the top of this file. `label` is not thread-safe."""
+    """A token classifier; see the top of this file. `label` is not thread-safe."""
 
     def __init__(
         self,
@@ -44,25 +44,25 @@ class TextClassifier:
 
         Args:
             folder: the artifact.
-            units: compute units, on a Mac: see `packages.UNITS`.
-            rounding: rounding of the rehearsal, elsewhere: "f16" or "f32".
-            say: gets a line before Core ML compiles shards, which it does once.
+            units: compute units on a Mac; see `packages.UNITS`.
+            rounding: rounding of the emulator elsewhere: "f16" or "f32".
+            say: gets a message before Core ML compiles shards, which happens once.
 
         Raises:
-            ModelError: the artifact is damaged or no classifier, or a shard cannot be loaded.
+            ModelError: the artifact is corrupt or not a classifier, or a shard cannot be loaded.
             InvalidRequest: units or rounding are unknown.
             MissingExtra: coremltools is not installed.
         """
         self.artifact = artifact = read_artifact(folder)
         if artifact.task != TOKEN_CLASSIFICATION:
             raise ModelError(
-                f"{folder} is for {artifact.task} and has no labels; expected one for "
-                f"{TOKEN_CLASSIFICATION}, converted from such a model"
+                f"{folder} is for {artifact.task} and has no labels; expected an artifact for "
+                f"{TOKEN_CLASSIFICATION}"
             )
         self.labels = artifact.labels
         self.units = units if on_a_mac() else REHEARSED
         self.longest = artifact.rows
-        """Most tokens of a text."""
+        """Maximum tokens per text."""
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
         self._cos, self._sin = np.load(folder / ROTARY)
         opener = PackageOpener(artifact, units=units, rounding=rounding, say=say)
@@ -75,10 +75,10 @@ class TextClassifier:
         }
 
     def label(self, texts: Sequence[Sequence[int]]) -> list[Labelled]:
-        """Classify the tokens of texts, in as few calls as their order allows.
+        """Classify the tokens of texts, in as few forward passes as their order allows.
 
         Args:
-            texts: token ids per text, from the model's own tokenizer.
+            texts: token ids of each text, from the model's own tokenizer.
 
         Returns:
             One result per text, in order.
@@ -95,13 +95,13 @@ class TextClassifier:
 
     def _check(self, text: Sequence[int], which: str) -> None:
         if not text:
-            raise InvalidRequest(f"{which} is empty; expected one token or more")
+            raise InvalidRequest(f"{which} is empty; expected at least one token")
         if len(text) > self.longest:
             # Exact chunks would have to overlap by window * layers tokens on both sides, far more
-            # than the rows of a call.
+            # than the rows of a pass.
             raise InvalidRequest(
-                f"{which} has {len(text)} tokens; {self.artifact.folder} reads at most "
-                f"{self.longest} in a call: cut the text, or convert the model again with more rows"
+                f"{which} has {len(text)} tokens; {self.artifact.folder} supports at most "
+                f"{self.longest}; shorten the text, or convert the model again with more rows"
             )
         unknown = [token for token in text if not 0 <= token < self.artifact.vocab_size]
         if unknown:
@@ -110,7 +110,7 @@ class TextClassifier:
             )
 
     def _run(self, texts: Sequence[Sequence[int]]) -> Iterator[Labelled]:
-        """Classify packed texts in one call of the smallest bucket that holds them."""
+        """Classify packed texts in one pass of the smallest bucket that fits them."""
         lengths = [len(text) for text in texts]
         count = sum(lengths)
         rows = min(rows for rows in self._buckets if rows >= count)
@@ -139,9 +139,9 @@ class _Bucket:
 def packed_inputs(
     cos: Floats, sin: Floats, lengths: Sequence[int], width: int, window: int
 ) -> dict[str, Floats]:
-    """Inputs of a call with `width` rows, except the hidden states.
+    """Return the inputs of a pass with `width` rows, except the hidden states.
 
-    A row attends to rows of its own text at a distance of at most `window`. Padding follows the
+    Each row attends to rows of its own text at a distance of at most `window`. Padding follows the
     last text and attends to itself.
 
     Args:
@@ -160,7 +160,7 @@ def packed_inputs(
 
 
 def _pack(texts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
-    """Consecutive texts with at most `max_tokens` tokens together."""
+    """Yield groups of consecutive texts with at most `max_tokens` tokens in total."""
     taken: list[Sequence[int]] = []
     count = 0
     for text in texts:

@@ -1,15 +1,14 @@
-"""Shards as Core ML compiled them, kept between processes: a compilation takes minutes.
+"""A cache of shards compiled by Core ML, shared by processes: a compilation takes minutes.
 
-Beside the packages, or in the user's cache where the artifact cannot be written:
+Compiled shards are next to the packages, or in the user's cache if the artifact is read-only:
 
     compiled/25B78-1a2b3c4d5e6f7a8b/         macOS build, fingerprint of the artifact
         layers-000-010/model.mlmodelc
         layers-000-010/files.json            sizes of the files in model.mlmodelc
 
-Knows coremltools only in `_main`, the child process that compiles: the compiler writes to stdout,
-holds the interpreter's lock, and may be killed. Invariants: a shard's folder appears by one rename,
-after its sizes were recorded; one process compiles at a time, and removes what is of other builds
-or contents first.
+Only `_main`, the child process that compiles, imports coremltools: the compiler writes to stdout,
+holds the GIL, and may be killed. Invariants: a shard's folder appears by one rename, after its
+sizes were recorded; one process compiles at a time, and first removes shards of other builds.
 """
 
 import os
@@ -33,19 +32,19 @@ _MAKING = ".making"
 
 class CompiledShards:
     def __init__(self, artifact: Artifact, mac: Mac, say: Callable[[str], None]) -> None:
-        """`say` gets a line before packages are compiled."""
+        """Prepare the cache; `say` gets a message before packages are compiled."""
         self._artifact, self._mac, self._say = artifact, mac, say
-        beside = os.access(artifact.folder, os.W_OK)
-        above = artifact.folder if beside else cache_dir() / "coreml" / artifact.fingerprint[:16]
+        writable = os.access(artifact.folder, os.W_OK)
+        above = artifact.folder if writable else cache_dir() / "coreml" / artifact.fingerprint[:16]
         self.folder = above / "compiled" / f"{mac.build}-{artifact.fingerprint[:16]}"
         self._compiled_here: set[str] = set()
 
     def models(self, paths: Sequence[str]) -> list[Path]:
-        """The compiled models of packages, given by their paths in the artifact's folder.
+        """Return the compiled models of packages, given their paths in the artifact's folder.
 
         Raises:
-            ModelError: Core ML cannot compile one.
-            InvalidRequest: they cannot be written.
+            ModelError: Core ML cannot compile a package.
+            InvalidRequest: the compiled models cannot be written.
         """
         with writing(self.folder):
             if not all(map(self._is_whole, paths)):
@@ -56,9 +55,9 @@ class CompiledShards:
         return [self._place(path) / MODEL for path in paths]
 
     def discard(self, path: str) -> bool:
-        """Remove a package's compiled model, unless it was compiled here. Whether it was removed.
+        """Remove a package's compiled model, unless this process compiled it; return True if so.
 
-        For one that does not load: a new one may.
+        This is for a model that does not load: a newly compiled one may load.
         """
         if path in self._compiled_here:
             return False
@@ -70,7 +69,7 @@ class CompiledShards:
         return self.folder / path.removesuffix(".mlpackage")
 
     def _is_whole(self, path: str) -> bool:
-        """Whether a package's compiled model is here, with files of the recorded sizes."""
+        """Return whether a package's compiled model exists, with files of the recorded sizes."""
         place = self._place(path)
         try:
             return read_json(place / _FILES) == _sizes(place / MODEL) != {}
@@ -82,12 +81,12 @@ class CompiledShards:
         """Wait until no other process compiles this artifact."""
         release = lock_path(self.folder.parent, wait=False)
         if release is None:
-            self._say(f"waiting for another process that compiles {self._artifact.name}")
+            self._say(f"waiting for another process to compile {self._artifact.name}")
             release = lock_path(self.folder.parent, wait=True)
         if release is None:
             raise ModelError(
-                f"{self.folder.parent} cannot be locked; move {self._artifact.folder} to a disk of "
-                "this machine"
+                f"{self.folder.parent} cannot be locked; move {self._artifact.folder} to a local "
+                "disk"
             )
         try:
             yield
@@ -95,7 +94,7 @@ class CompiledShards:
             release()
 
     def _clean_up(self) -> None:
-        """Remove what other builds and contents left, and half-written compilations."""
+        """Remove models of other builds and contents, and incomplete compilations."""
         for other in self.folder.parent.iterdir():
             if other != self.folder:
                 shutil.rmtree(other, ignore_errors=True)
@@ -124,7 +123,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    """The child process: compile packages into a folder; the last line of output is the reason."""
+    """Compile packages into a folder, in the child process; on failure, print the reason last."""
     import coremltools as ct
 
     folder, *packages = map(Path, arguments)
@@ -134,7 +133,7 @@ def _main(arguments: Sequence[str]) -> None:
         making.mkdir()
         try:
             ct.models.utils.compile_model(str(package), str(making / MODEL))
-        except Exception as error:  # coremltools raises Exception itself, Core ML RuntimeError
+        except Exception as error:  # coremltools raises plain Exception, Core ML RuntimeError
             sys.exit(reason_of(error))
         write_json(making / _FILES, _sizes(making / MODEL))
         making.rename(folder / package.stem)

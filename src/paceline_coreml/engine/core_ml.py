@@ -1,8 +1,8 @@
-"""A shard that Core ML runs, by way of coremltools; Mac only.
+"""A shard that Core ML runs, through coremltools; Mac only.
 
-Invariant: every call into coremltools is here or in `compiled.py`, and whatever it raises becomes a
-ModelError of one line. Calls are those of coremltools 9: `CompiledMLModel`, its `make_state` and
-`predict`. `MLModel` turns an error of loading into a warning and compiles in each process.
+Invariant: only this file and `compiled.py` call coremltools, and any error becomes a one-line
+ModelError. The API is that of coremltools 9: `CompiledMLModel`, its `make_state` and `predict`.
+`MLModel` is not used: it turns loading errors into warnings, and compiles in each process.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class CoreMlPackage:
-    """A loaded shard; see `packages.Package`. Methods raise ModelError when Core ML fails."""
+    """A loaded shard; see `packages.Package`. Methods raise ModelError if Core ML fails."""
 
     def __init__(self, path: Path, model: Any, mac: Mac) -> None:
         self._path, self._model, self._mac = path, model, mac
@@ -33,7 +33,7 @@ class CoreMlPackage:
 
     def predict(self, data: Mapping[str, Floats], state: Any = None) -> Mapping[str, Floats]:
         try:
-            # A plain dict, which coremltools demands and may change.
+            # A plain dict, which coremltools requires and may change.
             outputs: Mapping[str, Floats] = self._model.predict(dict(data), state)
         except Exception as error:
             raise failure("run", self._path, self._mac, reason_of(error)) from error
@@ -43,10 +43,10 @@ class CoreMlPackage:
 def load(
     shards: CompiledShards, folder: Path, path: str, *, function: str | None, units: str, mac: Mac
 ) -> CoreMlPackage:
-    """Load the compiled model of a package; one that was kept and does not load is made again.
+    """Load a package's compiled model; compile it again if a cached one does not load.
 
     Args:
-        shards: compiles the package if it was not.
+        shards: compiles the package if necessary.
         folder: the artifact.
         path: the package's path in it.
         function: name of the function; None: the default one.

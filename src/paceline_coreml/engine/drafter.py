@@ -1,13 +1,13 @@
-"""Drafts with a converted DFlash drafter, for targets of any engine that gives hidden states.
+"""Drafts with a converted DFlash drafter, for targets of any engine that returns hidden states.
 
-What is drafted, and what of it is kept, is decided by `drafters/native`, as for drafters that
-llama.cpp runs: this has their `DraftModel` and `DraftContext` in Core ML. A call fills one block,
-and takes as many new rows of the context with it as a block has: in decode, one call a draft.
+`drafters/native` decides what to draft and keep, as for drafters that llama.cpp runs; this file
+implements its `DraftModel` and `DraftContext` with Core ML. A forward pass fills one block, and
+also adds up to a block's length of new context rows, so decode needs one pass per draft.
 
-    slots     . . c c c c n n . . | b b b b     c: keys and values of earlier rows, n: of new ones,
-    a row     - - 0 0 0 0 0 0 - - | 0 0 0 0     b: of the block [last token, mask, ...]; - is hidden
+    slots     . . c c c c n n . . | b b b b     c: keys and values of earlier rows; n: of new rows;
+    mask      - - 0 0 0 0 0 0 - - | 0 0 0 0     b: of the block [last token, mask, ...]; -: hidden
 
-Invariant: slots outside [first, length) are masked. So a row that was dropped needs no rollback.
+Invariant: slots outside [first, length) are masked, so a dropped row needs no rollback.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,9 +36,9 @@ class DraftModel:
     def __init__(
         self, folder: Path, *, rounding: str = "f16", packages: Packages | None = None
     ) -> None:
-        """Load an artifact, or others in place of its `packages`; see `PackageOpener`.
+        """Load an artifact; `packages` replace its own, if given. See `PackageOpener`.
 
-        Raises ModelError if it is no drafter, or a package cannot be loaded.
+        Raises ModelError if it is not a drafter, or a package cannot be loaded.
         """
         self.artifact, self.drafts = read_drafter(folder)
         opener = PackageOpener(self.artifact, units=DEFAULT_UNITS, rounding=rounding)
@@ -46,7 +46,7 @@ class DraftModel:
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
         self._rotary = np.load(folder / ROTARY)
         self.rows = self.artifact.rows // 2
-        """Rows of a block, its first token included."""
+        """Rows per block, including its first token."""
 
     def open(self, **_: Any) -> "DraftContext":
         return DraftContext(self)
@@ -54,13 +54,13 @@ class DraftModel:
     def inputs(
         self, tokens: Sequence[int], position: int, rows: Floats, span: tuple[int, int]
     ) -> dict[str, Floats]:
-        """Inputs of a call.
+        """Return the inputs of a forward pass.
 
         Args:
-            tokens: the block's; masks follow them.
-            position: of the first of them.
+            tokens: the block's first tokens; masks follow them.
+            position: the position of the first token.
             rows: [n, taps * hidden_size], new rows of the context.
-            span: the slots that the block sees, [first, end); the new rows are the last of them.
+            span: the slots that the block attends to, [first, end); new rows are the last of them.
         """
         block, slots, size = self.rows, self.artifact.slots, self.artifact.hidden_size
         start = span[1] - len(rows)
@@ -82,7 +82,7 @@ INPUTS = ("hidden", "rope_cos", "rope_sin", "attn_mask", "kv_write_mask")
 
 
 class DraftContext:
-    """The target's text of one sequence, as far as its hidden states are known."""
+    """The context of one sequence, up to the last known hidden state of the target."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
@@ -92,9 +92,9 @@ class DraftContext:
         """The last rows, whose keys and values are computed with the next block."""
 
     def inject(self, states: Floats, start: int) -> None:
-        """Append rows [n, taps * hidden_size] from `start` on; after a gap the text begins anew.
+        """Append rows [n, taps * hidden_size] that begin at `start`; after a gap, start over.
 
-        Rows that have no slot are left out.
+        Rows without a slot are dropped.
         """
         if start != self.length:
             self._first = self.length = start
@@ -108,9 +108,9 @@ class DraftContext:
     def run(
         self, tokens: Sequence[int], position: int, *, outputs: int, **_: Any
     ) -> tuple[Floats, Floats]:
-        """Fill the block that begins with `tokens`, of which the first is at `position`.
+        """Fill the block that begins with `tokens`; the first is at `position`.
 
-        Returns logits of its first rows, [outputs, vocab], and no hidden states.
+        Returns the logits of its first rows, [outputs, vocab], and no hidden states.
         """
         stream = self._call(tokens, position, len(self._new))
         parts = [package.predict({"hidden": stream}) for package in self._model.packages.heads]
@@ -123,12 +123,12 @@ class DraftContext:
         self._new, self.length = self._new[:kept], min(self.length, position)
 
     def copy(self, position: int) -> "DraftContext":
-        """An empty context: Core ML's states are not copied."""
+        """Return an empty context: Core ML's states cannot be copied."""
         del position
         return DraftContext(self._model)
 
     def _call(self, tokens: Sequence[int], position: int, count: int) -> Floats:
-        """A call that takes the first `count` new rows; the stream after the last layer."""
+        """Run a pass with the first `count` new rows; return the stream after the last layer."""
         rows, self._new = self._new[:count], self._new[count:]
         end = self.length - len(self._new)
         inputs = self._model.inputs(tokens, position, rows, (self._first, end))
@@ -158,7 +158,7 @@ class _DFlash:
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> BlockNetwork:
         if options:
             raise InvalidRequest(
-                f"{folder} is for Core ML, and has no option {', '.join(options)}; leave it out"
+                f"{folder} is for Core ML, which has no option {', '.join(options)}; remove it"
             )
         model = DraftModel(folder)
         facts, drafts = _facts(model.artifact, model.drafts), model.drafts
@@ -180,12 +180,12 @@ def _facts(artifact: Artifact, drafts: Drafts) -> HeadFacts:
 
 
 def read_drafter(folder: Path) -> tuple[Artifact, Drafts]:
-    """Read a drafter's artifact. Raises ModelError if it is none, or damaged."""
+    """Read a drafter's artifact. Raises ModelError if it is not a drafter, or corrupt."""
     artifact = read_artifact(folder) if is_core_ml(folder) else None
     if artifact is None or artifact.drafts is None:
         raise ModelError(
-            f"{folder} holds no drafter for Core ML; expected a folder that `paceline convert "
-            "DRAFTER --to coreml --target MODEL` made"
+            f"{folder} has no Core ML drafter; expected a folder created by `paceline convert "
+            "DRAFTER --to coreml --target MODEL`"
         )
     return artifact, artifact.drafts
 

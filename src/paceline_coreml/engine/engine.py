@@ -1,9 +1,9 @@
-"""Runs a Core ML artifact: shards of layers in order, then shards of the head.
+"""Runs a Core ML artifact: its layer shards in order, then its head shards.
 
-Calls of a prompt have the artifact's `rows`, calls of answers and drafts its `decode_rows`: a block
-is split into such calls, and the last one is padded. So the same program computes every row of a
-role; whether that makes rows equal bit for bit is measured by the core. With
-`min_rows` 1 calls use the smallest bucket that holds the block.
+Prefill passes have the artifact's `rows`, and decode passes its `decode_rows`. Blocks are split
+into such passes, and the last one is padded. So the same program computes every row of a role; the
+core measures whether rows are then bit-identical. With `min_rows` 1, passes use the smallest bucket
+that fits the block.
 
 Models and input arrays are allocated once, and masks change in place. Every sequence gets new
 states: a NaN in a slot of an earlier sequence would pass through the mask.
@@ -35,13 +35,13 @@ from paceline_coreml.engine.packages import (
 Floats = npt.NDArray[np.float32]
 
 _DEFAULT_SEQUENCES = 4
-"""Default number of open sequences; every one has its own states."""
+"""Default number of open sequences; each has its own states."""
 
 
 class CoreMlSequence(PrefillTable):
     """A sequence whose convolution states can be rolled back by a limited number of rows.
 
-    The KV of answers is shareable too if their calls have as many rows as those of prompts.
+    Decoded tokens' KV is also shareable if decode passes have the same rows as prefill passes.
     """
 
     def __init__(self, pool: BlockPool, artifact: Artifact) -> None:
@@ -61,11 +61,11 @@ class CoreMlSequence(PrefillTable):
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block.
 
-        Raises ValueError if the block had fewer rows, or too many are dropped: the convolution
-        states of the kept rows are overwritten.
+        Raises ValueError if the block had fewer rows, or if too many are dropped: convolution
+        states of the kept rows are then overwritten.
         """
         if self._written - self.length - rows > self._max_rollback:
-            raise ValueError(f"commit({rows}): windows can go back {self._max_rollback} rows")
+            raise ValueError(f"commit({rows}) rolls back more than {self._max_rollback} rows")
         super().commit(rows)
 
     def rewind(self, length: int) -> None:
@@ -80,12 +80,12 @@ class CoreMlSequence(PrefillTable):
 
     def fork(self, length: int) -> Self:
         if length < 0:
-            raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
+            raise ValueError(f"cannot fork {length} slots of a sequence with {self.length}")
         return type(self)(self._pool, self._artifact)
 
 
 class CoreMlEngine(PooledEngine[CoreMlSequence]):
-    """The engine; see the top of this file. `step` is not thread-safe."""
+    """An engine for Core ML; see the top of this file. `step` is not thread-safe."""
 
     name = "coreml"
     shares_calls = False
@@ -104,11 +104,11 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         Args:
             folder: the artifact.
             settings: see `EngineSettings`; `cache_tokens` is rounded up to whole sequences.
-            units: compute units, on a Mac: see `packages.UNITS`.
-            rounding: rounding of the rehearsal, elsewhere: "f16" or "f32".
+            units: compute units on a Mac; see `packages.UNITS`.
+            rounding: rounding of the emulator elsewhere: "f16" or "f32".
 
         Raises:
-            ModelError: the artifact is damaged or classifies tokens, or a shard cannot be loaded.
+            ModelError: the artifact is corrupt or a token classifier, or a shard cannot be loaded.
             InvalidRequest: the artifact has no tap for a layer of `settings.taps`.
             MissingExtra: coremltools is not installed.
         """
@@ -117,13 +117,13 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         self.artifact = artifact = read_artifact(folder)
         if artifact.task != CAUSAL_LM:
             raise ModelError(
-                f"{folder} is for {artifact.task} and cannot continue a text; open it with "
+                f"{folder} is for {artifact.task} and cannot generate text; open it with "
                 "paceline_coreml.engine.classifier.TextClassifier"
             )
         missing = sorted(set(settings.taps) - set(artifact.taps))
         if missing:
             raise InvalidRequest(
-                f"{folder} gives no hidden states of layers {', '.join(map(str, missing))}; "
+                f"{folder} has no hidden states of layers {', '.join(map(str, missing))}; "
                 "convert it again with --taps"
             )
         self.min_rows = settings.min_rows
@@ -136,14 +136,14 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         opener = PackageOpener(artifact, units=units, rounding=rounding, say=settings.progress.say)
         self._decode, self._prompt = _buckets(artifact, opener, exact=settings.min_rows > 1)
         tokens = settings.cache_tokens or _DEFAULT_SEQUENCES * artifact.slots
-        # A sequence's slots are its states, allocated at once: a KV block is a whole context.
+        # A sequence's slots are its states, allocated all at once: a KV block is a whole context.
         sequences = -(-tokens // artifact.slots)
         self._pool = BlockPool(sequences, artifact.slots)
         self._states: list[list[Any]] = [[] for _ in range(sequences)]
         self._logits = np.zeros((0, artifact.vocab_size), np.float32)
         self._parts: dict[str, float] = {}
         self.load_seconds = perf_counter() - started
-        """Time to read, check and load the artifact."""
+        """Seconds to read, check and load the artifact."""
 
     def open(self) -> CoreMlSequence:
         return CoreMlSequence(self._pool, self.artifact)
@@ -151,8 +151,8 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         """Run blocks of different sequences, one after the other; see `Engine.step`.
 
-        `parts` of the result are `layers`, `head`, `first calls` of a bucket, in which Core ML
-        prepares it, and `inputs`: all time outside calls.
+        The result's `parts` are seconds: `layers`, `head`, `first calls` of a bucket, when Core ML
+        prepares it, and `inputs`, all other time.
         """
         tables = self._reserve(work)
         started = perf_counter()
@@ -192,12 +192,12 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
     def remark(self) -> str:
         if on_a_mac():
             return ""
-        return "rehearsed: times are numpy's on this machine, and say nothing about a Neural Engine"
+        return "emulated: times are numpy's on this machine, and not those of a Neural Engine"
 
     def _run(
         self, table: BlockTable, block: Block, logits: Logits, best: Best | None
     ) -> dict[str, Floats]:
-        """Run one sequence's block in as few calls as possible; returns tap name -> [T, d]."""
+        """Run one sequence's block in as few passes as possible; return tap name -> [T, d]."""
         states = self._states_of(table)
         buckets = self._prompt if block.prefill else self._decode
         count, max_rows = len(block.tokens), buckets[-1].rows
@@ -223,10 +223,10 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         return {name: np.concatenate(rows) for name, rows in tapped.items()}
 
     def _states_of(self, table: BlockTable) -> list[Any]:
-        """The states of a sequence, one per shard of layers; new if it is empty."""
+        """Return a sequence's states, one per layer shard; they are new if it is empty."""
         (number,) = table.blocks(0) or table.blocks(1)
         if table.length == 0:
-            # Functions of one package may use its states in turn.
+            # All functions of a package can use its states, one at a time.
             packages = self._decode[0].packages.layers
             self._states[number] = [package.make_state() for package in packages]
         return self._states[number]
@@ -238,7 +238,7 @@ class _Buckets(NamedTuple):
 
 
 def _buckets(artifact: Artifact, opener: PackageOpener, *, exact: bool) -> _Buckets:
-    """Load an artifact's shards, once per function. If `exact`, a role has one number of rows."""
+    """Load an artifact's shards, once per function. If `exact`, each role has one row count."""
     max_rows = artifact.decode_rows
     decode = [max_rows] if exact else [rows for rows in artifact.widths if rows <= max_rows]
     prompt = [artifact.rows] if exact else artifact.widths

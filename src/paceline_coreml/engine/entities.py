@@ -1,7 +1,7 @@
-"""Entities of a text, from the labels of its tokens.
+"""Finds the entities of a text from its token labels.
 
-A label is `O` for no entity, or a name, alone or after the token's place in the entity: B- begins
-it, I- is inside it, E- ends it, S- is the whole of it.
+A label is `O` for no entity, or a name, optionally with a prefix for the token's place: B- begins
+an entity, I- is inside, E- ends it, and S- is a whole entity.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ _OUTSIDE = "O"
 class Entity(NamedTuple):
     label: str
     start: int
-    """First character."""
+    """Position of the first character."""
     end: int
-    """After the last character."""
+    """Position after the last character."""
     score: float
-    """Mean probability of the labels of its tokens."""
+    """Mean probability of its tokens' labels."""
 
 
 def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """[tokens]: softmax probabilities of the tokens' best labels; `logits`: [tokens, labels]."""
+    """Return softmax probabilities of the best labels, [tokens], from logits [tokens, labels]."""
     exponents = np.exp(logits - logits.max(-1, keepdims=True))
     best: npt.NDArray[np.float32] = exponents.max(-1) / exponents.sum(-1)
     return best
@@ -33,11 +33,11 @@ def probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 def entities(
     text: str, offsets: Sequence[tuple[int, int]], labels: Sequence[str], scores: Sequence[float]
 ) -> list[Entity]:
-    """The entities of a text, in order, without white space at their ends.
+    """Return the entities of a text, in order, without white space at their ends.
 
     Args:
         text: the text.
-        offsets: start and end of the tokens, in characters. An empty token is in no entity.
+        offsets: start and end of each token, in characters. Empty tokens are ignored.
         labels: best label per token.
         scores: probabilities of these labels.
     """
@@ -62,7 +62,7 @@ def entities(
 
 
 def _split(label: str) -> tuple[str, str]:
-    """Place and name of a label: ("B", "person") of "B-person", ("I", "person") of "person"."""
+    """Split a label: "B-person" into ("B", "person"), and "person" into ("I", "person")."""
     if label == _OUTSIDE:
         return "", ""
     if label[1:2] == "-" and label[0] in "BIES":

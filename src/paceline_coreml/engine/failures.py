@@ -1,7 +1,7 @@
-"""Failures of Core ML as errors of one line: what failed, the reason, what to do.
+"""Core ML failures as one-line errors: the failed action, the reason, and a fix.
 
-coremltools passes on what Core ML reports, which is several lines of an NSError. Independent of
-coremltools.
+coremltools raises Core ML's message unchanged, which is an NSError of several lines. This file does
+not import coremltools.
 """
 
 import platform
@@ -13,39 +13,39 @@ from paceline.errors import ModelError
 from paceline.system.processes import run_child
 
 MIN_MACOS = 15
-"""Packages are for its Core ML, the first one with states."""
+"""The first macOS whose Core ML supports states, which packages use."""
 
 _DESCRIPTION = re.compile(r"\bNSLocalizedDescription = (?:\"((?:[^\"\\]|\\.)*)\"|([^;]*));")
 _MAX_CHARACTERS = 300
-"""Characters of a reason."""
+"""Maximum length of a reason."""
 
-_OTHER_ENGINE = "or use the model that it was made from with --engine auto"
+_OTHER_ENGINE = "or use the original model with --engine auto"
 _ADVICE = {
     "compile": f"convert the model again with `paceline convert`, {_OTHER_ENGINE}",
     "load": (
-        "close other models, choose other devices with --compute-units, or convert the model again "
+        "close other models, choose other devices with --compute-units, convert the model again "
         f"with a smaller --megabytes, {_OTHER_ENGINE}"
     ),
     "make a state for": (
-        "close other models, or load this one with fewer contexts at once (--cache-tokens), "
+        "close other models, load this one with fewer simultaneous contexts (--cache-tokens), "
         f"{_OTHER_ENGINE}"
     ),
-    "run": f"ask again, choose other devices with --compute-units, {_OTHER_ENGINE}",
+    "run": f"try again, choose other devices with --compute-units, {_OTHER_ENGINE}",
 }
-"""What Core ML failed to do with a package -> what the user can do."""
+"""Failed action on a package -> possible fixes."""
 
 
 class Mac(NamedTuple):
     version: str
-    """As `26.1`."""
+    """The version of macOS, such as `26.1`."""
     build: str
-    """As `25B78`: another one compiles anew."""
+    """The build of macOS, such as `25B78`; each build compiles packages again."""
 
     def check(self) -> None:
         if int(self.version.partition(".")[0] or 0) < MIN_MACOS:
             raise ModelError(
-                f"this is macOS {self.version or 'of an unknown version'}; Core ML models of "
-                f"paceline need macOS {MIN_MACOS} or newer: update it, {_OTHER_ENGINE}"
+                f"paceline's Core ML models need macOS {MIN_MACOS} or newer, not "
+                f"{self.version or 'an unknown version'}; update macOS, {_OTHER_ENGINE}"
             )
 
 
@@ -56,15 +56,15 @@ def this_mac() -> Mac:
 
 
 def failure(verb: str, package: Path, mac: Mac, reason: str) -> ModelError:
-    """The error for a package that Core ML could not `verb`, a key of `_ADVICE`."""
+    """Return the error for a package that Core ML could not `verb`, a key of `_ADVICE`."""
     return ModelError(
-        f"Core ML of macOS {mac.version} cannot {verb} {package}: {reason.rstrip('.')}; "
+        f"Core ML on macOS {mac.version} cannot {verb} {package}: {reason.rstrip('.')}; "
         f"{_ADVICE[verb]}"
     )
 
 
 def reason_of(error: Exception) -> str:
-    """Core ML's reason in one line: the description of an NSError, or the text."""
+    """Return Core ML's reason in one line: an NSError's description, or else the text."""
     text = str(error) or type(error).__name__
     match = _DESCRIPTION.search(text)
     line = " ".join((match[1] or match[2] if match else text).split())

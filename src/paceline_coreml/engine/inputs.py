@@ -1,16 +1,16 @@
-"""Inputs of a Core ML shard that depend on positions: RoPE tables, masks, cache write positions.
+"""A Core ML shard's inputs that depend on positions: RoPE tables, masks, cache write positions.
 
-Independent of models and sequences. Arrays are allocated once per number of rows, and a call
-updates only what changed. They are float32 and contiguous, which Core ML takes without a copy.
+Depends on neither models nor sequences. Arrays are allocated once per number of rows, and a forward
+pass updates only changed elements. They are float32 and contiguous, so Core ML does not copy them.
 
-A call of width 3 with 2 rows from position 2 on, in 6 slots; 0 attends, - is hidden:
+A pass of width 3 with 2 rows starting at position 2, in 6 slots; 0 attends, - is hidden:
 
     slot             0 1 2 3 4 5                      0 1 2 3 4 5
     row 0   mask     0 0 0 - - -     kv_write_mask    . . 1 . . .    its key goes to slot 2
     row 1            0 0 0 0 - -     (transposed)     . . . 1 . .
     row 2            0 0 0 0 0 -                      . . . . . .    padding is not written
 
-A convolution's rows are in a ring: position p is in slot p % conv_slots.
+A convolution's rows are in a ring buffer: position p is in slot p % conv_slots.
 """
 
 from collections.abc import Mapping
@@ -21,20 +21,20 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32]
 
 HIDDEN = -1e4
-"""Added to the score of a masked slot: finite in float16, unlike -inf."""
+"""Added to the score of masked slots: finite in float16, unlike -inf."""
 
 
 class CallInputs:
     def __init__(
         self, width: int, cos: Floats, sin: Floats, *, conv_slots: int = 0, lags: int = 0
     ) -> None:
-        """Prepare for calls with `width` rows.
+        """Prepare for passes with `width` rows.
 
         Args:
             width: T.
             cos: [slots, r], one row per position.
             sin: [slots, r]
-            conv_slots: size of the ring buffer that holds a convolution's recent rows, at least
+            conv_slots: size of the ring buffer with a convolution's recent rows, at least
                 width + lags; 0 for models without convolutions.
             lags: earlier rows that a convolution reads.
         """
@@ -57,10 +57,10 @@ class CallInputs:
             self._mask[0, 0, row, : row + 1] = 0
 
     def at(self, start: int, rows: int) -> Mapping[str, Floats]:
-        """Inputs of a call whose first row is at position `start`.
+        """Return the inputs of a pass whose first row is at position `start`.
 
-        Rows from `rows` on are padding: they are not written to the cache, and their outputs are
-        meaningless. The next call changes the returned arrays.
+        Rows after the first `rows` are padding: they are not written to the cache, and their
+        outputs are meaningless. The next pass changes the returned arrays.
         """
         width, slots = self._width, self._slots
         self._update_mask(start)
@@ -77,7 +77,7 @@ class CallInputs:
         return self.arrays
 
     def _update_mask(self, start: int) -> None:
-        """Let row t attend to slots up to start + t instead of those up to the old start + t."""
+        """Let row t attend to slots up to start + t, instead of up to the old start + t."""
         low, high = sorted((self._start, start))
         seen = 0.0 if start > self._start else HIDDEN
         for row in range(self._width):

@@ -1,6 +1,6 @@
-"""Opens a shard: with Core ML on a Mac, with the rehearsal elsewhere.
+"""Opens shards: with Core ML on a Mac, with the emulator elsewhere.
 
-Both have `make_state` and `predict`, so callers need not distinguish them.
+Both have `make_state` and `predict`, so callers do not distinguish them.
 """
 
 import sys
@@ -22,7 +22,7 @@ UNITS = {
     "cpu-only": "CPU_ONLY",
     "cpu-and-gpu": "CPU_AND_GPU",
 }
-"""paceline's name of compute units -> the name in `ct.ComputeUnit`."""
+"""paceline's name of compute units -> name in `ct.ComputeUnit`."""
 
 DEFAULT_UNITS = "cpu-and-ne"
 
@@ -34,13 +34,13 @@ class Package(Protocol):
     """A loaded shard."""
 
     def make_state(self) -> Any:
-        """A new state, all zeros."""
+        """Create a state with all zeros."""
         ...
 
     def predict(
         self, data: Mapping[str, npt.NDArray[np.float32]], state: Any = None
     ) -> Mapping[str, npt.NDArray[np.float32]]:
-        """Run it once; `data` and outputs by name."""
+        """Run the shard once; `data` and outputs are by name."""
         ...
 
 
@@ -53,10 +53,10 @@ def state_output(name: str) -> str:
 
 
 class StatelessPackage:
-    """A package whose states are inputs and outputs, with the interface of one that keeps them."""
+    """A package whose states are inputs and outputs, with the interface of a stateful one."""
 
     def __init__(self, package: Package, states: Mapping[str, Sequence[int]]) -> None:
-        """`states`: name -> shape."""
+        """Wrap a package with `states`, name -> shape."""
         self._package, self._states = package, states
 
     def make_state(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -81,7 +81,7 @@ def on_a_mac() -> bool:
 
 
 class PackageOpener:
-    """Opens the shards of one artifact."""
+    """An opener for the shards of one artifact."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class PackageOpener:
         rounding: str,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Check that shards can run here.
+        """Check that this machine can run shards.
 
         Args:
-            artifact: the shards.
-            units: one of `UNITS`; the rehearsal ignores it.
-            rounding: "f16" or "f32", for the rehearsal.
-            say: gets a line before Core ML compiles shards, which it does once.
+            artifact: the artifact with the shards.
+            units: one of `UNITS`; the emulator ignores it.
+            rounding: "f16" or "f32", for the emulator.
+            say: gets a message before Core ML compiles shards, which happens once.
 
         Raises:
             InvalidRequest: `units` is unknown.
@@ -115,7 +115,7 @@ class PackageOpener:
             self._compiled = CompiledShards(artifact, self._mac, say)
 
     def open(self, path: str, function: str | None) -> Package:
-        """Load a shard, given by its path in the artifact; `function` None: the default one.
+        """Load the shard at a path in the artifact; `function` None: the default one.
 
         Raises ModelError if it cannot be loaded.
         """

@@ -1,17 +1,17 @@
 """Compares a converted artifact with itself and with transformers: `paceline coreml golden`.
 
-*Do blocks give the outputs of single tokens?* The artifact runs with calls of every number of rows,
-and in the engine with single tokens and with rejected rows. All outputs must be equal, bit for bit
-in the rehearsal. One row does not show a wrong order of heads and tokens. A token classifier, which
-has no states, runs each text alone and all of them packed into calls: only zero terms differ.
+*Do blocks give the same outputs as single tokens?* The artifact runs with every number of rows per
+forward pass, and in the engine with single tokens and rejected rows. All outputs must be equal, and
+bit-identical in the emulator. A single row would not reveal a wrong order of heads and tokens. A
+token classifier, which has no states, runs each text alone and packed: only zero terms differ.
 
 *Is it the same model?* Layer outputs, logits and top tokens are compared with transformers in
-float32 (`compare` has the criteria, `texts` the inputs). Outputs are also compared with the other
-layers of the reference: a tap of a neighbouring layer may have a good cosine. Of a classifier
-labels and scores are compared.
+float32 (`compare` has the criteria, `texts` the inputs). Outputs are also compared with other
+layers of the reference, because a neighboring layer's tap may also have a good cosine. For a
+classifier, labels and scores are compared.
 
-Except on a Mac the artifact runs in the rehearsal: a pass means graph-correct, and nothing about
-the Neural Engine.
+Off a Mac, the artifact runs in the emulator. A passed check then shows that the graph is correct,
+but nothing about the Neural Engine.
 """
 
 import json
@@ -56,12 +56,12 @@ from paceline_coreml.golden.run_shards import (
 from paceline_coreml.golden.texts import rows_of, texts_for, tokenizer_faults
 
 TOKENS = 32
-"""Length of a text: several blocks of any artifact."""
+"""Default text length: several blocks of any artifact."""
 THRESHOLD = 0.99
 MARGIN = 0.5
-"""By how many nats the reference may rate the artifact's top token below its own.
+"""Maximum nats between the reference's top token and the artifact's, in the reference's logits.
 
-INT8 weights per channel changed top tokens of SmolLM2-135M at margins up to 0.16."""
+Per-channel INT8 weights changed top tokens of SmolLM2-135M at margins up to 0.16."""
 
 
 def report(
@@ -74,15 +74,15 @@ def report(
     threshold: float = THRESHOLD,
     progress: Progress,
 ) -> Report:
-    """Compare an artifact with its checkpoint; the report lists faults, the first cause first.
+    """Compare an artifact with its checkpoint; the report lists faults in order of computation.
 
     Args:
         artifact: the folder that `convert` wrote.
         checkpoint: the Hugging Face folder of its source, loaded as float32.
-        target: that of its target, if it is a drafter.
-        rounding: of the rehearsal: "f16", "f32" to exclude rounding, or "engine".
-        tokens: length of a text.
-        threshold: minimum cosine of a row, of every layer output and of the logits.
+        target: the target's folder, if it is a drafter.
+        rounding: rounding of the emulator: "f16", "f32" to exclude rounding, or "engine".
+        tokens: length of each text.
+        threshold: minimum cosine of any row, in every layer output and the logits.
         progress: reports packages and texts.
 
     Raises:
@@ -107,7 +107,7 @@ def report(
     with progress.task(f"running {checkpoint.name} with transformers"):
         model = Reference(checkpoint, opened.task, soft=soft)
         reference = model.run_all([text.tokens for text in texts])
-        # Rounding flips no choice of an expert where each row gets all of them.
+        # With soft routing, rounding cannot flip the choice of an expert.
         limits = FaultLimits(threshold, MARGIN, model.experts and not soft)
         del model  # in float32
     layers: list[LayerCheck] = []
@@ -148,8 +148,8 @@ def report(
         "picks": asdict(logits),
         **({"top_1": asdict(trained)} if trained else {}),
     }
-    verdict = "graph-correct, as rehearsed; this shows nothing about the Neural Engine"
-    verdict = "the model, as run here" if on_a_mac() else verdict
+    verdict = "graph-correct in the emulator; this shows nothing about the Neural Engine"
+    verdict = "equal to the model on this Mac" if on_a_mac() else verdict
     lines = [
         *_lines(ways, layers, logits, "labels" if opened.labels else "top tokens"),
         *([_distance(trained)] if trained else []),
@@ -158,7 +158,7 @@ def report(
     ]
     base = "texts alone" if opened.labels else f"calls of {opened.decode_rows} rows"
     tables = [_ways_table(ways, base), _layers_table(layers, logits)]
-    # JSON has no NaN and no infinities.
+    # JSON has neither NaN nor infinities.
     value = json.loads(json.dumps(value), parse_constant=lambda _: None)
     return Report(value, not faults, "\n".join(lines), tables)
 
@@ -168,7 +168,7 @@ def _lines(
 ) -> Iterator[str]:
     picks, logits_cosine = logits.ordinary, logits.nearness.cosine
     same = sum(way.difference == 0 for way in ways)
-    yield f"blocks: {same} of {len(ways)} other call modes give the same outputs, bit for bit"
+    yield f"blocks: {same} of {len(ways)} other modes have bit-identical outputs"
     if layers:
         worst = min(layers, key=lambda layer: layer.nearness.cosine.worst)
         cosine = worst.nearness.cosine
@@ -182,12 +182,12 @@ def _lines(
     )
     yield (
         f"{best}: {picks.equal} of {picks.rows} equal; {picks.decided_equal} of the "
-        f"{picks.decided} decided ones; {picks.contained} in the top {TOP}"
+        f"{picks.decided} clear ones; {picks.contained} in the top {TOP}"
     )
 
 
 def _distance(trained: LogitsCheck) -> str:
-    """How far soft routing is from the routing that the model was trained with."""
+    """Describe how far soft routing is from the trained routing."""
     picks, cosine = trained.ordinary, trained.nearness.cosine
     return (
         f"soft routing, compared with top-1: logits' median cosine {cosine.median:.4f}, divergence "
@@ -197,7 +197,7 @@ def _distance(trained: LogitsCheck) -> str:
 
 def _ways_table(ways: Sequence[Agreement], base: str) -> Table:
     return (
-        f"other call modes, compared with {base}",
+        f"other modes, compared with {base}",
         ["mode", "largest difference", "minimum cosine", "first output"],
         [[way.way, f"{way.difference:.3g}", f"{way.cosine:.6f}", way.begins] for way in ways],
     )

@@ -1,7 +1,7 @@
-"""The checks of an artifact, in functions of their own: measurements and named faults.
+"""The checks of an artifact: measurements, and messages about faults.
 
-Compares the outputs of `run_shards` and `reference` with the criteria of `compare`; runs no model.
-Invariant: a fault names the first file, output or call mode that shows it; later ones are counted.
+They compare the outputs of `run_shards` and `reference` by the criteria of `compare`, and run no
+model. Invariant: a fault names the first file, output or mode that has it; later ones are counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,33 +33,33 @@ from paceline_coreml.golden.run_shards import LOGITS, ArtifactOutput, outputs_of
 Floats = npt.NDArray[Any]
 
 BLOCK_COSINE = 0.999
-"""Minimum between call modes on a device, whose kernels may sum in another order."""
+"""Minimum cosine between modes on a device, whose kernels may sum in different orders."""
 
 REROUTED_PICKS = 0.9
-"""Minimum ratio of equal top tokens, of the decided ones, in a model with experts."""
+"""Minimum ratio of equal top tokens among the clear ones, for models with experts."""
 
 _ANGLE = 1e-3
-"""Tolerance of cosines and sines in a rotary table: about float16's precision."""
+"""Tolerance for cosines and sines in a rotary table: about float16's precision."""
 
 _CHUNK = 1 << 14
-"""Rows of a file that are compared at once."""
+"""Rows of a file compared at once."""
 
 
 class FaultLimits(NamedTuple):
     threshold: float
-    """Minimum cosine of a row."""
+    """Minimum cosine per row."""
     margin: float
-    """Nats by which the reference may rate a top token below its own."""
+    """Maximum nats between the reference's top token and the artifact's; see `MARGIN`."""
     experts: bool
-    """Whether the model has experts."""
+    """True if the model has experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How the outputs of a call mode agree with those of full blocks."""
+    """The agreement between a mode's outputs and those of full blocks."""
 
     way: str
-    """The call mode."""
+    """The mode."""
     difference: float
     """Largest absolute difference of any element."""
     cosine: float
@@ -68,12 +68,12 @@ class Agreement:
     """The first output that differs; empty if none does."""
 
     def faults(self, *, exact: bool) -> list[str]:
-        """A fault if outputs differ: by any bit if `exact`, else by `BLOCK_COSINE`."""
+        """Return a fault if outputs differ: in any bit if `exact`, else by `BLOCK_COSINE`."""
         if self.difference == 0 or (not exact and self.cosine >= BLOCK_COSINE):
             return []
         return [
             f"{self.way}: {self.begins} differs from blocks; the largest difference is "
-            f"{self.difference:.3g}, the minimum cosine {self.cosine:.4f}"
+            f"{self.difference:.3g}, and the minimum cosine is {self.cosine:.4f}"
         ]
 
 
@@ -86,19 +86,19 @@ def agreement(way: str, outputs: ArtifactOutput, blocks: ArtifactOutput) -> Agre
 
 
 def check_sizes(artifact: Artifact, checkpoint: Path, family: Family) -> None:
-    """Raise ModelError if an artifact was made of another checkpoint."""
+    """Raise ModelError if an artifact was converted from another checkpoint."""
     sizes = ("family", "layers", "hidden_size", "vocab_size", "stream_size", "labels", "drafts")
     pairs = [(name, getattr(artifact, name), getattr(family.shape, name)) for name in sizes]
     differing = [f"{name} {ours}, not {theirs}" for name, ours, theirs in pairs if ours != theirs]
     if differing:
         raise ModelError(
-            f"{artifact.folder} was not made of {checkpoint}: it has {', '.join(differing)}; give "
-            "the checkpoint of its conversion"
+            f"{artifact.folder} was not converted from {checkpoint}: it has "
+            f"{', '.join(differing)}; use the checkpoint that it was converted from"
         )
 
 
 def file_faults(artifact: Artifact, family: Family, embeddings: Floats) -> list[str]:
-    """Faults of the files with numbers; `embeddings` are the checkpoint's, [vocab, hidden_size]."""
+    """Return faults in files of numbers; the checkpoint has `embeddings`, [vocab, hidden_size]."""
     stored = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
     rotary = np.load(artifact.folder / ROTARY)
     angles = np.stack(family.rope_tables())
@@ -112,7 +112,7 @@ def file_faults(artifact: Artifact, family: Family, embeddings: Floats) -> list[
 def _file_fault(
     name: str, what: str, actual: Floats, expected: Floats, tolerance: float
 ) -> Iterator[str]:
-    """A fault if a file's rows differ from the checkpoint's in the file's type."""
+    """Yield a fault if a file's rows differ from the checkpoint's, cast to the file's dtype."""
     if actual.shape != expected.shape:
         yield f"{name}: has shape {list(actual.shape)}, expected {list(expected.shape)}"
         return
@@ -122,7 +122,7 @@ def _file_fault(
         wrong = ~(off <= tolerance).reshape(len(off), -1).all(1)  # so that a NaN counts
         if wrong.any():
             first = at + int(wrong.argmax())
-            yield f"{name}: differs from the checkpoint's from {what} {first} on"
+            yield f"{name}: differs from the checkpoint's, starting at {what} {first}"
             return
 
 
@@ -130,10 +130,10 @@ def _file_fault(
 class LayerCheck:
     name: str
     layer: int | None
-    """None: the embeddings."""
+    """Layer index, or None for the embeddings."""
     nearness: Nearness
     takes_for: int | None
-    """The other layer of the reference that the output matches better; -1: the embeddings."""
+    """The reference's other layer that the output matches better; -1: the embeddings."""
 
     def faults(self, limits: FaultLimits) -> list[str]:
         messages = self.nearness.faults(limits.threshold, experts=limits.experts)
@@ -150,10 +150,10 @@ def check_layers(
     reference: ReferenceOutput,
     limits: FaultLimits,
 ) -> Iterator[LayerCheck]:
-    """Compare the embeddings, which are among the outputs, and every layer with transformers."""
+    """Compare embeddings, which are in the outputs, and every layer with transformers."""
     places = [(str(output), output.layer) for output in outputs_of(artifact)]
     for name, layer in [(EMBEDDINGS, None), *places]:
-        # transformers does not show the extra channels of a family's stream.
+        # transformers does not return the extra channels of a family's stream.
         actual = outputs[name][:, : artifact.hidden_size]
         own_place = 0 if layer is None else layer + 1
         place = nearest(rows, actual, reference.streams)
@@ -165,7 +165,7 @@ def check_layers(
 
 
 def layer_faults(layers: Sequence[LayerCheck], limits: FaultLimits) -> list[str]:
-    """The first faulty output with the number of others after it; swapped layers one by one."""
+    """Return the first faulty output and the number of later ones, and all swapped layers."""
     messages: list[str] = []
     bad = [(layer, faults) for layer in layers if (faults := layer.faults(limits))]
     for layer, faults in bad:
@@ -183,10 +183,10 @@ def layer_faults(layers: Sequence[LayerCheck], limits: FaultLimits) -> list[str]
 @dataclass(frozen=True, slots=True)
 class LogitsCheck:
     nearness: Nearness
-    """Of centred logits: a common offset does not change the top token."""
+    """Nearness of centered logits: a common offset does not change the top token."""
     ordinary: Parity
     misplaced: Sequence[str]
-    """Messages about shards of the head that give the logits of other tokens."""
+    """Messages about head shards that compute logits of other tokens."""
 
     def faults(self, limits: FaultLimits) -> list[str]:
         near = self.nearness.faults(limits.threshold, experts=limits.experts)
@@ -197,12 +197,12 @@ class LogitsCheck:
         if not limits.experts:
             messages.append(
                 f"picks: at {picks.at} the reference rates the top token {picks.worst:.3g} nats "
-                f"below its own, expected {limits.margin} at most"
+                f"below its own, expected at most {limits.margin}"
             )
         elif picks.decided_equal < REROUTED_PICKS * picks.decided:
             messages.append(
-                f"picks: {picks.decided_equal} of the {picks.decided} top tokens that the "
-                f"reference decides by more than {limits.margin} nats are equal, "
+                f"picks: {picks.decided_equal} of the {picks.decided} top tokens that lead by more "
+                f"than {limits.margin} nats in the reference are equal, "
                 f"expected {REROUTED_PICKS:.0%}"
             )
         return messages
@@ -226,7 +226,7 @@ def check_logits(
 def _misplaced(
     artifact: Artifact, rows: RowFacts, actual: Floats, expected: Floats, threshold: float
 ) -> Iterator[str]:
-    """Messages about shards of the head that are in the place of another."""
+    """Yield messages about head shards that are in the place of another."""
     for shard in artifact.head_shards:
         size, ours = shard.end - shard.start, actual[:, shard.start : shard.end]
         alike = [other for other in artifact.head_shards if other.end - other.start == size]
@@ -234,6 +234,6 @@ def _misplaced(
         place = nearest(rows, ours, theirs)
         if alike[place] != shard and nearness(rows, ours, theirs[place]).cosine.median >= threshold:
             yield (
-                f"{shard.path}: is for tokens {shard.start} to {shard.end - 1} and gives the "
+                f"{shard.path}: is for tokens {shard.start} to {shard.end - 1}, but has the "
                 f"logits of {alike[place].start} to {alike[place].end - 1}"
             )

@@ -1,19 +1,19 @@
 """Compares an artifact's arrays with the expected ones, row by row, and defines the criteria.
 
-Works on arrays only: no artifact, no torch. Rows (tokens) with a property of their own have their
-own criterion, so that they neither hide nor cause faults:
+It uses only arrays: neither artifacts nor torch. Special rows (tokens) have their own criteria, so
+that they neither hide nor cause faults:
 
-- *Ordinary rows*: cosine and length. A cosine does not show a factor, which the next norm may or
-  may not remove.
-- *The first position*: its own cosine. It is the attention sink: in SmolLM2-135M it is up to 168
-  times as long as other rows, by a few channels, and would dominate a cosine over all rows: between
-  the hidden states of layers 12 and 13 of that model that is 0.99997, row by row 0.976 (median).
+- *Ordinary rows*: cosine and length. A cosine does not show a constant factor, which the next norm
+  may or may not remove.
+- *The first position*: its own cosine. It is the attention sink. In SmolLM2-135M it is up to 168x
+  as long as other rows, due to a few channels, and would dominate a cosine over all rows: between
+  the hidden states of layers 12 and 13, that cosine is 0.99997, but the median over rows is 0.976.
 - *Small rows*: error relative to an ordinary row, because the direction of a row near zero is
-  noise. These are tokens of low norm, and rows under `SMALL` of the median length.
-- *Models with experts*: the median row. Rounding flips near ties of a router; the row then goes
-  through another expert, and differs without a fault.
-- *Top tokens*: a different one counts if the expected logits rate it lower than their own by more
-  than a margin. Rounding flips near ties.
+  noise. These are low-norm tokens, and rows shorter than `SMALL` of the median length.
+- *Models with experts*: the median row. Rounding flips near ties in a router; the row then uses
+  another expert, and differs without a fault.
+- *Top tokens*: a different one counts if the expected logits rate it below their own by more than a
+  margin. Rounding flips near ties.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,21 +31,21 @@ SMALL = 1 / 8
 """Rows shorter than this fraction of the median length are small."""
 
 TOP = 5
-"""An expected top token among this number of best ones counts as contained."""
+"""An expected top token counts as contained if it is one of this number of best tokens."""
 
 _HUGE = 1e9
-"""In place of infinite and NaN measures."""
+"""A replacement for infinite and NaN values."""
 
 
 class RowFacts(NamedTuple):
-    """What is known of the n rows of all texts, which stand one text after another."""
+    """The properties of the n rows of all texts, concatenated."""
 
     names: Sequence[str]
-    """Such as `row 4 of prose`."""
+    """Names such as `row 4 of prose`."""
     first: Bools
-    """[n]: at the first position of a text."""
+    """[n]: True at the first position of a text."""
     low: Bools
-    """[n]: a token of low norm."""
+    """[n]: True for a low-norm token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Summary:
     worst: float
     median: float
     at: str
-    """The worst row; empty if there are no rows."""
+    """The worst row; empty without rows."""
 
     def criterion(self, *, experts: bool) -> float:
         return self.median if experts else self.worst
@@ -62,15 +62,15 @@ class Summary:
 @dataclass(frozen=True, slots=True)
 class Nearness:
     cosine: Summary
-    """Of ordinary rows; -1 if an element is not finite."""
+    """Cosines of ordinary rows; -1 if an element is not finite."""
     length: Summary
-    """Actual / expected, of ordinary rows; the worst is the farthest from 1."""
+    """Actual / expected length of ordinary rows; the worst is the farthest from 1."""
     small: Summary
     """Errors of small rows / the median length."""
     first: float
-    """Minimum cosine at a first position."""
+    """Minimum cosine at first positions."""
     first_length: float
-    """Expected length of a first position / the median length: large for an attention sink."""
+    """Expected length at a first position / the median length: large for an attention sink."""
     largest: float
     """The largest actual magnitude; float16's maximum is 65504."""
 
@@ -85,13 +85,13 @@ class Nearness:
         if cosine < threshold:
             messages.append(f"cosine {cosine:.5f} {where}, {expected}")
         if not 1 / (1 + allowed) <= length <= 1 + allowed:
-            messages.append(f"rows are {length:.3g} times as long as they should be")
+            messages.append(f"rows are {length:.3g} times as long as expected")
         if self.first < threshold:
             messages.append(f"cosine {self.first:.5f} at the first position, {expected}")
         if not small <= allowed:
             messages.append(
-                f"rows of low norm are off by {small:.3f} of an ordinary row's length, expected "
-                f"{allowed:.3f} at most"
+                f"low-norm rows are off by {small:.3f} of an ordinary row's length, expected "
+                f"at most {allowed:.3f}"
             )
         return messages
 
@@ -101,7 +101,7 @@ def allowed_error(threshold: float) -> float:
 
 
 def nearness(rows: RowFacts, actual: Floats, expected: Floats) -> Nearness:
-    """Compare rows, [n, channels] each; a text has at least two."""
+    """Compare rows, [n, channels] each; each text has at least two."""
     lengths, usual = _lengths(expected), ~(rows.first | rows.low)
     typical = float(np.median(lengths[usual]))
     ordinary = usual & (lengths >= SMALL * typical)
@@ -119,14 +119,14 @@ def nearness(rows: RowFacts, actual: Floats, expected: Floats) -> Nearness:
 
 
 def nearest(about: RowFacts, actual: Floats, candidates: Iterable[Floats]) -> int:
-    """Index of the candidate for `actual` with the smallest median relative error of usual rows."""
+    """Return the index of the candidate with the smallest median relative error of usual rows."""
     usual = ~(about.first | about.low)
     errors = [_ratio(_errors(actual, rows), _lengths(rows))[usual] for rows in candidates]
     return int(np.argmin([np.median(error) for error in errors]))
 
 
 def cosines(actual: Floats, expected: Floats) -> npt.NDArray[np.float64]:
-    """[n, channels] twice -> cosines of rows [n]: 1 if both are 0, -1 if one is not finite."""
+    """Return row cosines [n] of two [n, channels]: 1 if both are 0, -1 if one is not finite."""
     a, b = actual.astype(np.float64), expected.astype(np.float64)
     norms = _lengths(a) * _lengths(b)
     with np.errstate(all="ignore"):
@@ -137,7 +137,7 @@ def cosines(actual: Floats, expected: Floats) -> npt.NDArray[np.float64]:
 
 
 def difference(actual: Floats, expected: Floats) -> float:
-    """The largest absolute difference; inf if only one element is NaN."""
+    """Return the largest absolute difference, or inf if only one element of a pair is NaN."""
     differ = ~((actual == expected) | (np.isnan(actual) & np.isnan(expected)))
     if not differ.any():
         return 0.0
@@ -146,7 +146,7 @@ def difference(actual: Floats, expected: Floats) -> float:
 
 
 def centred(logits: Floats) -> npt.NDArray[np.float64]:
-    """[n, vocab] minus the row's mean, which does not change the top token."""
+    """Subtract each row's mean from logits [n, vocab], which does not change the top token."""
     wide = logits.astype(np.float64)
     centred_logits: npt.NDArray[np.float64] = wide - wide.mean(1, keepdims=True)
     return centred_logits
@@ -157,20 +157,20 @@ class Parity:
     rows: int
     equal: int
     decided: int
-    """Rows whose two best expected logits differ by more than the margin."""
+    """Clear rows: their two best expected logits differ by more than the margin."""
     decided_equal: int
     contained: int
     """Rows whose expected top token is among the `TOP` best actual ones."""
     worst: float
-    """Maximum by which the expected logits rate the actual top token below their own, in nats."""
+    """Maximum nats between the expected and the actual top token, in the expected logits."""
     at: str
     """The row of `worst`."""
     divergence: float
-    """Mean KL divergence of the actual from the expected distribution, in nats."""
+    """Mean KL divergence between the expected and the actual distribution, in nats."""
 
 
 def parity(rows: RowFacts, where: Bools, actual: Floats, expected: Floats, margin: float) -> Parity:
-    """Compare the top tokens of logits, [n, vocab] each, in the rows `where`, [n]."""
+    """Compare top tokens of logits, [n, vocab] each, in the rows `where`, [n]."""
     actual, expected = actual[where], expected[where].astype(np.float64)
     top, right = actual.argmax(1), expected.argmax(1)
     second, best = np.partition(expected, -2, axis=1)[:, -2:].T
@@ -191,7 +191,7 @@ def parity(rows: RowFacts, where: Bools, actual: Floats, expected: Floats, margi
 
 
 def _kl_divergences(expected: Floats, actual: Floats) -> Floats:
-    """KL(expected || actual) of each row of logits, [n, vocab] -> [n], in nats."""
+    """Compute KL(expected || actual) for each row of logits, [n, vocab] -> [n], in nats."""
     expected_logs, actual_logs = _log_softmax(expected), _log_softmax(actual)
     divergences: Floats = (np.exp(expected_logs) * (expected_logs - actual_logs)).sum(axis=1)
     return divergences
@@ -220,14 +220,14 @@ def _lengths(rows: Floats) -> Floats:
 
 
 def _errors(actual: Floats, expected: Floats) -> Floats:
-    """Lengths of the rows' errors; `_HUGE` if it is not finite."""
+    """Return the lengths of the rows' errors; `_HUGE` where they are not finite."""
     with np.errstate(all="ignore"):
         errors = _lengths(actual.astype(np.float64) - expected)
     return np.where(np.isfinite(errors), errors, _HUGE)
 
 
 def _ratio(a: Floats, b: Floats) -> Floats:
-    """A / b: 1 for 0 / 0, `_HUGE` if it is not finite."""
+    """Return a / b: 1 for 0 / 0, and `_HUGE` where it is not finite."""
     with np.errstate(all="ignore"):
         ratios = np.where((a == 0) & (b == 0), 1.0, a / b)
     return np.where(np.isfinite(ratios), ratios, _HUGE)

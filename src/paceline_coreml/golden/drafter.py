@@ -1,8 +1,8 @@
 """Compares a drafter's artifact with itself, and with its network in torch in float32.
 
-The same rows of the context come to a drafter as blocks accept them, one by one, all at once, and
-after others that were rejected. Its drafts must not depend on that, bit for bit in the rehearsal.
-A target's hidden states are random here: a target is larger than memory, and they are normed.
+A drafter gets the same context rows in accepted blocks, one by one, all at once, and after rejected
+rows. Its drafts must not depend on that, and must be bit-identical in the emulator. The target's
+hidden states are random, because a target may be larger than memory, and they are normalized.
 """
 
 from dataclasses import asdict
@@ -37,9 +37,9 @@ ONE_BY_ONE, AT_ONCE, REJECTED = "rows one by one", "all rows at once", "after re
 def compare_drafter(
     opened: Artifact, checkpoint: Path, target: Path, *, rounding: str, count: int, threshold: float
 ) -> Report:
-    """Compare an artifact with the checkpoint of its conversion, after `count` rows and before.
+    """Compare an artifact with its checkpoint, in blocks after up to `count` rows.
 
-    Raises InvalidRequest for more rows than slots, and ModelError as `open_drafter`.
+    Raises InvalidRequest for more rows than slots, and ModelError like `open_drafter`.
     """
     if not 0 < count <= opened.slots:
         raise InvalidRequest(f"tokens is {count}; expected 1 to the {opened.slots} slots")
@@ -77,17 +77,17 @@ def compare_drafter(
     }
     same = sum(way.difference == 0 for way in ways)
     lines = [
-        f"blocks: {same} of {len(ways)} other ways of rows give the same drafts, bit for bit",
+        f"blocks: {same} of {len(ways)} other modes have bit-identical drafts",
         f"logits: minimum cosine {cosine:.4f}; {equal} of {len(actual)} top tokens equal",
         *faults,
-        f"verdict: {opened.name} {'is NOT' if faults else 'is'} its network in float32"
-        + ("" if on_a_mac() else ", as rehearsed; this shows nothing about the Neural Engine"),
+        f"verdict: {opened.name} {'is NOT' if faults else 'is'} equal to its network in float32"
+        + ("" if on_a_mac() else " in the emulator; this shows nothing about the Neural Engine"),
     ]
     return Report(value, not faults, "\n".join(lines), [])
 
 
 def logits_of(model: DraftModel, states: Floats, mode: str = "") -> Floats:
-    """Logits of blocks after 1, 1 + 2, 1 + 2 + 3, ... rows, [blocks * rows, vocab]."""
+    """Return logits of blocks after 1, 1 + 2, 1 + 2 + 3, ... rows, [blocks * rows, vocab]."""
     context, blocks, before = model.open(), [], 0
     for step in cycle(range(1, model.rows + 1)):
         end = min(before + step, len(states))
@@ -109,7 +109,7 @@ def logits_of(model: DraftModel, states: Floats, mode: str = "") -> Floats:
 
 
 def in_torch(folder: Path, family: Family) -> DraftModel:
-    """The artifact in `folder` with a family's modules in float32 in place of its packages."""
+    """Open the artifact in `folder`, with a family's float32 modules in place of its packages."""
     shape = family.shape
     layers = _Module(Layers(family, 0, shape.layers, (), stateless=False), "out_hidden")
     head = _Module(Head(family, 0, shape.vocab_size), "logits")
@@ -117,7 +117,7 @@ def in_torch(folder: Path, family: Family) -> DraftModel:
 
 
 class _Module:
-    """A `Package`; one state at a time."""
+    """A `Package` that supports one state at a time."""
 
     def __init__(self, module: nn.Module, output: str) -> None:
         self._module, self._output = module, output

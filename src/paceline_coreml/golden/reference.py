@@ -1,7 +1,7 @@
-"""Runs a checkpoint with transformers in float32: the reference for every architecture.
+"""Runs a checkpoint with transformers in float32, the reference for every architecture.
 
-Hidden states are taken from the layers by hooks. `output_hidden_states` differs at the end: in most
-models its last entry is after the final norm.
+Hooks on the layers record hidden states. `output_hidden_states` is not used: in most models, its
+last entry is after the final norm.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ Floats = npt.NDArray[np.float32]
 
 
 class ReferenceOutput(NamedTuple):
-    """Outputs for n rows, of one text or of several after each other."""
+    """The outputs for n rows of one text, or of several concatenated texts."""
 
     streams: Sequence[Floats]
     """[n, hidden_size]: before the first layer, then after every layer."""
     logits: Floats
-    """[n, vocab], or the scores of labels"""
+    """[n, vocab], or [n, labels] for a classifier"""
 
 
 class Reference:
-    """A checkpoint's model in memory, as float32: a causal language model, or a classifier."""
+    """A checkpoint's model in memory, in float32: a causal language model or a classifier."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Reference:
         layers: int | None = None,
         soft: bool = False,
     ) -> None:
-        """Load the first `layers` layers, or all; with `soft` a ZAYA's rows get all experts.
+        """Load the first `layers` layers, or all; with `soft`, ZAYA's rows use all experts.
 
         Raises ModelError if transformers cannot load it, or a weight is missing.
         """
@@ -63,16 +63,16 @@ class Reference:
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = str(error).strip().split("\n")[0]
-            raise ModelError(f"{checkpoint} cannot be opened by transformers: {reason}") from error
-        # transformers initializes missing weights at random, with a warning only.
+            raise ModelError(f"transformers cannot open {checkpoint}: {reason}") from error
+        # transformers initializes missing weights at random, and only warns.
         missing = sorted(map(str, loading_info["missing_keys"]))
         if missing:
             raise ModelError(
-                f"{checkpoint} lacks {', '.join(missing[:3])}"
+                f"{checkpoint} has no {', '.join(missing[:3])}"
                 f"{f' and {len(missing) - 3} more weights' if len(missing) > 3 else ''}; "
                 "expected a complete checkpoint"
             )
-        # After it has read them, transformers initializes parts of ZAYA's balancing biases anew.
+        # transformers reads ZAYA's balancing biases, then initializes parts of them again.
         stored = FolderTensors(checkpoint)
         for name, buffer in self._model.named_buffers():
             if name in stored:
@@ -90,7 +90,7 @@ class Reference:
 
     @torch.no_grad()
     def run(self, tokens: Sequence[int]) -> ReferenceOutput:
-        """Run a whole text in one call, without a KV cache."""
+        """Run a whole text in one forward pass, without a KV cache."""
         streams: list[Floats] = []
         hooks = [self._layers[0].register_forward_pre_hook(_before(streams), with_kwargs=True)]
         hooks += [layer.register_forward_hook(_after(streams)) for layer in self._layers]
@@ -112,13 +112,13 @@ class Reference:
 
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Config fields of transformers with the number of experts."""
+"""Fields of transformers' configs with the number of experts."""
 
 
 def _soft(mixture: Any, hidden: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """What ZAYA's mixture gives for rows [1, T, d], with all experts by their probabilities."""
+    """Run ZAYA's mixture on rows [1, T, d], with all experts weighted by probability."""
     logits, _, _, states = mixture.gate(hidden, router_states=states)
-    shares = logits.softmax(-1)[:, :-1]  # the last class is no expert
+    shares = logits.softmax(-1)[:, :-1]  # the last class means "no expert"
     every = torch.arange(shares.shape[1]).expand_as(shares)
     return mixture.experts(hidden[0], every, shares)[None], states
 
@@ -132,13 +132,13 @@ def _before(streams: list[Floats]) -> Any:
 
 def _after(streams: list[Floats]) -> Any:
     def hook(_layer: Any, _args: Any, out: Any) -> None:
-        # Some layers return their router's state, too.
+        # Some layers also return their router's state.
         streams.append(_rows(out[0] if isinstance(out, tuple) else out))
 
     return hook
 
 
 def _rows(hidden: Any) -> Floats:
-    """[1, T, hidden_size] as a copy [T, hidden_size]."""
+    """Copy [1, T, hidden_size] to [T, hidden_size]."""
     rows: Floats = hidden[0].float().numpy().copy()
     return rows

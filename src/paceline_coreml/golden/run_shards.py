@@ -1,9 +1,9 @@
-"""Runs texts through an artifact in every call mode, and collects its outputs.
+"""Runs texts through an artifact in every mode, and collects its outputs.
 
-`run_shards` goes shard by shard, with calls of every number of rows: a shard is opened once, runs
-all texts, and is closed, so a model may be larger than memory, and a fault shows in the shard that
-causes it. `run_engine` runs the same texts in the engine, `run_classifier` those of a token
-classifier. Independent of torch.
+`run_shards` goes shard by shard, with every number of rows: it opens a shard once, runs all texts,
+and closes it. A model may thus be larger than memory, and faults appear in the shard that causes
+them. `run_engine` runs the same texts in the engine, and `run_classifier` in a token classifier.
+This file does not import torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class LayerOutput(NamedTuple):
     name: str
     """`tap_N`, or the stream `out_hidden`."""
     layer: int
-    """The layer that it is the output of."""
+    """The layer with this output."""
 
     def __str__(self) -> str:
         return f"{self.name} of {self.shard}"
@@ -42,7 +42,7 @@ class LayerOutput(NamedTuple):
 LOGITS = "logits"
 
 ArtifactOutput = Mapping[str, Floats]
-"""Outputs of an artifact for the n rows of all texts, one text after another.
+"""An artifact's outputs for the n rows of all texts, concatenated.
 
 Each `LayerOutput` as text -> [n, channels], in the order of shards; `LOGITS` last, [n, vocab]."""
 
@@ -56,14 +56,14 @@ def outputs_of(artifact: Artifact) -> list[LayerOutput]:
 
 
 def call_widths(artifact: Artifact) -> list[int]:
-    """Numbers of rows of the engine's calls, those in decode first, and of some others."""
+    """Return the engine's numbers of rows per pass, decode first, and some others."""
     first = artifact.decode_rows
     others = artifact.functions or (*range(1, first), artifact.rows)
     return [first, *sorted({*others} - {first})]
 
 
 def embed(artifact: Artifact, text: Text) -> Floats:
-    """A text's embeddings from the artifact, [T, hidden_size]."""
+    """Return a text's embeddings from the artifact, [T, hidden_size]."""
     embeddings = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
     rows: Floats = embeddings[list(text.tokens)].astype(np.float32)
     return rows
@@ -72,9 +72,9 @@ def embed(artifact: Artifact, text: Text) -> Floats:
 def run_shards(
     artifact: Artifact, texts: Sequence[Text], rounding: str, progress: Progress
 ) -> dict[int, ArtifactOutput]:
-    """Outputs of calls by their number of rows.
+    """Return outputs by the number of rows per pass.
 
-    Every number of rows has its own states and hidden states, from the first layer on.
+    Every number of rows has its own states and hidden states, starting at the first layer.
     """
     tables, widths = np.load(artifact.folder / ROTARY), call_widths(artifact)
     inputs = {
@@ -108,7 +108,7 @@ def run_shards(
 
 
 def _stream(artifact: Artifact, text: Text) -> Floats:
-    """[T, stream_size]: embeddings, then zeros in the family's extra channels."""
+    """Return [T, stream_size]: embeddings, then zeros in the family's extra channels."""
     stream = np.zeros((len(text.tokens), artifact.stream_size), np.float32)
     stream[:, : artifact.hidden_size] = embed(artifact, text)
     return stream
@@ -117,7 +117,7 @@ def _stream(artifact: Artifact, text: Text) -> Floats:
 def _packages(
     opener: PackageOpener, artifact: Artifact, shard: Shard, widths: Sequence[int]
 ) -> Iterator[tuple[int, Package]]:
-    """The package per number of rows: one for all, unless it has static functions."""
+    """Yield the package for each number of rows: the same one, unless it has static functions."""
     package: Package | None = None
     for width in widths:
         if package is None or artifact.function(width) is not None:
@@ -133,14 +133,14 @@ def run_package(
     *,
     rows: int | None = None,
 ) -> dict[str, Floats]:
-    """Run a whole text through one package, in calls of `width` rows.
+    """Run a whole text through one package, in passes of `width` rows.
 
     Args:
         package: the package.
         stream: [T, stream_size], its input.
-        width: rows of a call.
+        width: rows per pass.
         inputs: has the rows' positions; None for a head.
-        rows: rows of the text in a call, the rest of which is padding; None: as many as fit.
+        rows: rows of the text per pass, followed by padding; None: `width`.
 
     Returns:
         Output -> [T, channels].
@@ -169,10 +169,10 @@ REJECTED = "the engine, with rejected rows"
 def run_engine(
     artifact: Artifact, texts: Sequence[Text], rounding: str, progress: Progress
 ) -> dict[str, ArtifactOutput]:
-    """Outputs of the engine for whole texts, for single tokens, and with rejected rows.
+    """Return the engine's outputs for whole texts, single tokens, and with rejected rows.
 
-    A call always has its role's number of rows, so a single token is padded. If prompts have calls
-    of other rows, outputs for a prompt as well. The layer outputs are the taps.
+    A pass always has its role's number of rows, so single tokens are padded. If prefill has another
+    number of rows, the text also runs as a prompt. The layer outputs are the taps.
     """
     settings = EngineSettings(cache_tokens=artifact.slots, taps=artifact.taps)
     engine = CoreMlEngine(artifact.folder, settings, rounding=rounding)
@@ -194,7 +194,7 @@ def run_engine(
 def run_classifier(
     artifact: Artifact, texts: Sequence[Text], rounding: str, progress: Progress
 ) -> tuple[ArtifactOutput, dict[str, ArtifactOutput]]:
-    """Scores of the texts one by one, and by call mode of all of them in as few calls as can be."""
+    """Return scores of texts one by one, and by mode of all texts in as few passes as possible."""
     tokens = [text.tokens for text in texts]
     with progress.task(f"classifying with {artifact.name}"):
         model = TextClassifier(artifact.folder, rounding=rounding)
@@ -204,7 +204,7 @@ def run_classifier(
 
 
 class _Block(NamedTuple):
-    """A block for the engine and its number of accepted rows."""
+    """A block for the engine, and its number of accepted rows."""
 
     tokens: Sequence[int]
     kept: int
@@ -220,7 +220,7 @@ def _blocks(mode: str, tokens: Sequence[int], artifact: Artifact) -> Iterator[_B
         at = number = 0
         while at < len(tokens):
             kept = min(1 + number % rows, len(tokens) - at)
-            # The rejected tokens differ from the text's: those would be right even if their KV
+            # Rejected tokens differ from the text's tokens, which would be correct even if their KV
             # were read.
             wrong = [(token + 1) % artifact.vocab_size for token in tokens[: rows - kept]]
             yield _Block([*tokens[at : at + kept], *wrong], kept)

@@ -1,12 +1,12 @@
-"""The texts of the comparison; independent of torch.
+"""The texts of the comparison; does not import torch.
 
 *BOS.* Models use the first position as an attention sink, and many were trained with a BOS token
-there. With a wrong first token every later value differs. So texts begin as the manifest says, and
-`tokenizer_faults` compares the manifest with the checkpoint.
+there. With a wrong first token, every later value differs. So texts begin as set in the manifest,
+and `tokenizer_faults` compares the manifest with the checkpoint.
 
-*Tokens of low norm.* Tokens that hardly occurred in training have embeddings near zero; float16 and
-a norm's epsilon make their direction noise, so a right model looks wrong there. They are in a text
-of their own, compared by other criteria (see `compare`).
+*Low-norm tokens.* Tokens that hardly occurred in training have embeddings near zero. float16 and a
+norm's epsilon turn their direction into noise, so a correct model looks wrong there. They are in a
+separate text, which has other criteria (see `compare`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,18 +44,18 @@ PROMPTS: Mapping[str, str] = {
 }
 
 LOW_NORM = "low norm"
-"""Name of the text with the tokens whose embeddings have the smallest norms."""
+"""The text with the tokens whose embeddings have the smallest norms."""
 
 _LOW_TOKENS = 8
 _CONTEXT = 4
-"""Ordinary tokens before those of low norm, which must not be at the first position."""
+"""Ordinary tokens before the low-norm tokens, which must not be at the first position."""
 
 
 class Text(NamedTuple):
     name: str
     tokens: Sequence[int]
     low: int | None = None
-    """Position of the first token of low norm; None: there are none."""
+    """Position of the first low-norm token, or None."""
 
 
 def rows_of(texts: Sequence[Text]) -> RowFacts:
@@ -68,22 +68,22 @@ def rows_of(texts: Sequence[Text]) -> RowFacts:
 
 
 def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]:
-    """Texts of `tokens` tokens.
+    """Return texts with `tokens` tokens each.
 
-    The last one has the tokens of low norm. `embeddings` are the checkpoint's, [vocab, d], because
-    the artifact's may be wrong.
+    The last one has the low-norm tokens. `embeddings` are the checkpoint's, [vocab, d], because the
+    artifact's may be wrong.
 
     Raises:
         InvalidRequest: `tokens` is too small, or more than the artifact's slots.
-        ModelError: the manifest lacks `add_bos`, or the tokenizer cannot be read.
+        ModelError: the manifest has no `add_bos`, or the tokenizer cannot be read.
     """
-    # A classifier reads a text in one call, of as many rows as it has slots at most.
-    beside, room = (0, artifact.rows) if artifact.labels else (artifact.decode_rows, artifact.slots)
-    longest = max(tokens, _CONTEXT + _LOW_TOKENS + 1) + beside
-    if tokens <= _CONTEXT or longest > room:
+    # A classifier runs a text in one pass, with at most `rows` tokens.
+    extra, limit = (0, artifact.rows) if artifact.labels else (artifact.decode_rows, artifact.slots)
+    needed = max(tokens, _CONTEXT + _LOW_TOKENS + 1) + extra
+    if tokens <= _CONTEXT or needed > limit:
         raise InvalidRequest(
-            f"texts of {tokens} tokens cannot be compared; expected more than {_CONTEXT}, and "
-            f"{longest} slots, of which the artifact has {room}"
+            f"cannot compare texts of {tokens} tokens; they need more than {_CONTEXT} tokens, and "
+            f"{needed} slots; the artifact has {limit}"
         )
     bos = _bos(artifact.folder)
     tokenizer = _tokenizer(artifact.folder, bos)
@@ -95,8 +95,8 @@ def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]
     outside = sorted({t for text in texts for t in text.tokens if t >= artifact.vocab_size})
     if outside:
         raise ModelError(
-            f"{artifact.folder / TOKENIZER} gives tokens up to {outside[-1]}; the artifact has "
-            f"{artifact.vocab_size}, so it is another model's"
+            f"{artifact.folder / TOKENIZER} is another model's: it has tokens up to {outside[-1]}, "
+            f"and the artifact has {artifact.vocab_size} tokens; convert the model again"
         )
     context = texts[0].tokens[: len(bos) + _CONTEXT]
     low: list[int] = by_norm[:_LOW_TOKENS].tolist()
@@ -104,9 +104,9 @@ def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]
 
 
 def tokenizer_faults(artifact: Artifact, checkpoint: Path) -> list[str]:
-    """Differences between the artifact's BOS and tokenizer and the checkpoint's.
+    """Return differences between the artifact's BOS and tokenizer and the checkpoint's.
 
-    Empty for a checkpoint without a tokenizer.
+    The list is empty for a checkpoint without a tokenizer.
     """
     if not (checkpoint / TOKENIZER).is_file():
         return []
@@ -119,10 +119,10 @@ def tokenizer_faults(artifact: Artifact, checkpoint: Path) -> list[str]:
             f"BOS: a text begins with {_token(actual)}; the checkpoint's begins with "
             f"{_token(expected)}"
         )
-    # Compared without BOS, which is checked above.
+    # Compare without BOS, which is checked above.
     ours, theirs = _tokenizer(artifact.folder, []), _tokenizer(checkpoint, [])
     faults += [
-        f"tokenizer: {name} gives other tokens than the checkpoint's"
+        f"tokenizer: {name} has other tokens than with the checkpoint's tokenizer"
         for name, prompt in PROMPTS.items()
         if ours.encode(prompt) != theirs.encode(prompt)
     ]
@@ -130,7 +130,7 @@ def tokenizer_faults(artifact: Artifact, checkpoint: Path) -> list[str]:
 
 
 def _bos(folder: Path) -> list[int]:
-    """The BOS token before every text according to the manifest: one or none."""
+    """Return the manifest's BOS token, as a list of one token or none."""
     facts: Any = read_json(folder / MANIFEST).get("facts")
     if not isinstance(facts, dict) or not isinstance(facts.get("add_bos"), bool):
         raise ModelError(f"{folder / MANIFEST} has no add_bos; convert the model again")
@@ -146,7 +146,7 @@ def _of_length(tokens: Sequence[int], length: int, bos: int) -> list[int]:
     """Truncate or repeat to `length`; the first `bos` tokens are not repeated."""
     body = tokens[bos:]
     if not body:
-        raise ModelError("the artifact's tokenizer gives no tokens for a text; convert it again")
+        raise ModelError("the artifact's tokenizer returns no tokens; convert the model again")
     return [*tokens[:bos], *(list(body) * -(-length // len(body)))][:length]
 
 

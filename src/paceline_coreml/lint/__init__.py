@@ -1,8 +1,8 @@
-"""Static checks of a Core ML artifact: what would leave the Neural Engine, or fail there.
+"""Static checks of a Core ML artifact for operations that leave the Neural Engine, or fail there.
 
-Reads programs; runs nothing, and needs neither a Mac nor torch. Rules come from measurements of
-others on Macs, and have a source and a confidence. A clean report does not prove residency: that
-takes a plan on a Mac (`paceline coreml residency`).
+They read programs but run nothing, and need neither a Mac nor torch. Rules come from published
+measurements on Macs, and have a source and a confidence. A clean report does not prove residency,
+which needs a plan on a Mac (`paceline coreml residency`).
 
 Invariant: only well-established rules fail. Contested or single observations warn.
 """

@@ -1,6 +1,6 @@
 """Row layouts of operations that compute: elementwise, reductions, products.
 
-Handlers raise `RowsMixed` or `Untracked` as `row_layout` does.
+Handlers raise `RowsMixed` or `Untracked`, like `row_layout`.
 """
 
 from dataclasses import replace
@@ -70,7 +70,7 @@ def _transposed(layout: Layout, transposed: int) -> tuple[Axis, ...]:
 
 @handles("conv")
 def _conv(call: OpContext) -> Layout:
-    """A kernel must not reach over several rows."""
+    """Check that the kernel does not span several rows."""
     x, weight = call.operand(), call.operand("weight")
     batch, channels, *places = x.axes
     if weight.rows:

@@ -1,6 +1,6 @@
 """Row layouts of operations that only move elements.
 
-Handlers raise `RowsMixed` or `Untracked` as `row_layout` does.
+Handlers raise `RowsMixed` or `Untracked`, like `row_layout`.
 """
 
 from dataclasses import replace
@@ -110,7 +110,7 @@ def _slice_by_index(call: OpContext) -> Layout:
 
 
 def _is_whole(call: OpContext, number: int, axis: Axis, declared: int | None) -> bool:
-    """True if a slice takes all of an axis of rows."""
+    """Return True if a slice takes all of an axis with rows."""
     nothing = [0] * (number + 1)
     if call.ints("stride", [1] * (number + 1))[number] != 1:
         return False
@@ -128,4 +128,4 @@ def _slice_update(call: OpContext) -> Layout:
         return update
     if x.rows:
         raise Untracked(f"writes {update} into {x}")
-    return x  # rows go to the slots from `begin` on
+    return x  # rows go to the slots starting at `begin`

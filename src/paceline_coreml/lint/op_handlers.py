@@ -14,12 +14,12 @@ from paceline_coreml.rehearsal.program import Op, Operand
 
 @dataclass(frozen=True, slots=True)
 class OpContext:
-    """One operation and the layouts of its operands."""
+    """An operation and the layouts of its operands."""
 
     op: Op
     program: Program
     layouts: Callable[[Operand | None], Layout | None]
-    """Layout of an operand; None: unknown."""
+    """Returns an operand's layout, or None if it is unknown."""
     count: int | None
     """T if it is fixed, else None."""
 
@@ -28,7 +28,7 @@ class OpContext:
         return [out.shape for out in self.op.outputs]
 
     def operand(self, parameter: str = "x") -> Layout:
-        """Layout of a required operand. Raises Untracked if it is absent."""
+        """Return a required operand's layout. Raises Untracked if it is absent."""
         layout = self.layouts(first(self.op, parameter))
         if layout is None:
             raise Untracked(f"has no {parameter}")
@@ -43,7 +43,7 @@ class OpContext:
         ]
 
     def ints(self, parameter: str, default: Sequence[int] | None = None) -> list[int]:
-        """Constant integers or booleans. Raises Untracked if they are not constant."""
+        """Return constant integers or booleans. Raises Untracked if they are not constant."""
         array = self.program.numbers(self.op, parameter)
         if array is None:
             if default is None or parameter in self.op.inputs:
@@ -53,11 +53,11 @@ class OpContext:
 
 
 HANDLERS: Final[dict[str, Callable[[OpContext], Sequence[Layout]]]] = {}
-"""Operation type -> layouts of its outputs, for operations with rows in their operands."""
+"""Operation type -> function for its outputs' layouts, if operands have rows."""
 
 
 def handles(*types: str) -> Callable[[Callable[[OpContext], Any]], Callable[[OpContext], Any]]:
-    """Register a handler that returns one layout or several."""
+    """Register a handler that returns one or several layouts."""
 
     def register(handler: Callable[[OpContext], Any]) -> Callable[[OpContext], Any]:
         def layouts(call: OpContext) -> Sequence[Layout]:

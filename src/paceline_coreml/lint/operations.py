@@ -1,4 +1,4 @@
-"""Rules about types of operation: those that run on other devices, and unknown ones."""
+"""Rules about operation types: those that run on other devices, and unknown ones."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -15,16 +15,16 @@ _ON_THE_HOST: Final = {
     "scatter", "scatter_along_axis", "scatter_nd",
 }  # fmt: skip
 _NAMED: Final = _FROM_DATA | _ON_THE_HOST | {"linear", "einsum", "topk"}
-"""Operations that have a rule of their own."""
+"""Operations with a rule of their own."""
 _SHAPING: Final = ("shape", "begin", "end", "reps", "size", "split_sizes", "pad")
 """Parameters that determine the output shape."""
 
 
 @program_rule("high", "ane-book, converters; Apple, ml-ane-transformers; Anemll, its rules")
 def linear(program: Program) -> Iterator[Fault]:
-    """A projection that is not a convolution. Make it a 1x1 convolution.
+    """Make every projection a 1x1 convolution.
 
-    A product of two computed tensors is allowed: shards with them were fully resident.
+    Products of two computed tensors are allowed: shards with them were fully resident.
     """
     for op in program.ops:
         if op.type == "linear":
@@ -47,19 +47,19 @@ def linear(program: Program) -> Iterator[Fault]:
 
 @program_rule("high", "ane-book, experiment 22: topk ran on the CPU")
 def topk(program: Program) -> Iterator[Fault]:
-    """Top-k leaves the Neural Engine. Use comparisons, or the host."""
+    """Avoid top-k, which leaves the Neural Engine: use comparisons, or the host."""
     yield from _of_kinds(program, {"topk"})
 
 
 @program_rule("medium", "hollance/neural-engine; john-rocky/CoreML-LLM")
 def host_operation(program: Program) -> Iterator[Fault]:
-    """Gather, scatter, sort and argmax run on the CPU. Do them on the host."""
+    """Avoid gather, scatter, sort and argmax, which run on the CPU: use the host."""
     yield from _of_kinds(program, _ON_THE_HOST)
 
 
 @program_rule("high", "every source: the Neural Engine runs fixed programs")
 def control_flow(program: Program) -> Iterator[Fault]:
-    """A branch, loop or shape that depends on the data. Compute everything, and mask."""
+    """Avoid branches, loops and shapes that depend on data: compute everything, and mask."""
     for op in program.ops:
         if op.type in _FROM_DATA or op.blocks or _LISTS in op.type:
             yield Fault(op.name, f"a {op.type}")
@@ -75,20 +75,20 @@ def control_flow(program: Program) -> Iterator[Fault]:
     "john-rocky/CoreML-LLM: 1,024 groups of 3 taps ran on the CPU; ane-book says otherwise",
 )
 def depthwise(program: Program) -> Iterator[Fault]:
-    """A depthwise convolution may run on the CPU. Make it a sum of shifted products."""
+    """Avoid depthwise convolutions, which may run on the CPU: sum shifted products."""
     for op in program.ops:
         weight = program.shape_of(first(op, "weight"))
         groups = program.numbers(op, "groups")
         if op.type == "conv" and weight and weight[1] == 1 and groups is not None and groups > 1:
-            yield Fault(op.name, f"a conv of {groups} groups of one channel")
+            yield Fault(op.name, f"a conv with {groups} groups of one channel")
 
 
-@program_rule("low", "paceline's rehearsal, which rejects unknown operations")
+@program_rule("low", "paceline's emulator, which rejects unknown operations")
 def unknown_operation(program: Program) -> Iterator[Fault]:
-    """An operation that cannot be rehearsed, so only a Mac can check it."""
+    """Check this operation on a Mac: the emulator does not support it."""
     for op in program.ops:
         if op.type not in OPS and op.type not in _NAMED and not op.blocks:
-            yield Fault(op.name, f"a {op.type}, which the rehearsal lacks")
+            yield Fault(op.name, f"a {op.type}, which the emulator does not support")
 
 
 def _of_kinds(program: Program, kinds: set[str]) -> Iterator[Fault]:
@@ -102,7 +102,7 @@ def _is_constant(program: Program, op: Op) -> bool:
 
 
 def _computed_sizes(program: Program, op: Op) -> list[str]:
-    """The computed operands that determine an operation's output shape."""
+    """Return the computed operands that determine an operation's output shape."""
     return [
         operand
         for parameter in _SHAPING

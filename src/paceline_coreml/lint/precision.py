@@ -10,7 +10,7 @@ from paceline_coreml.lint.rules import Fault, program_rule
 from paceline_coreml.rehearsal.program import Op, Operand
 
 _LARGEST: Final = 65504.0
-"""The largest number of float16."""
+"""The largest float16."""
 _WIDE: Final = ("fp32", "fp64")
 _FLOATS: Final = ("fp16", *_WIDE)
 _SUMS: Final = ("reduce_sum", "reduce_mean")
@@ -19,26 +19,26 @@ _SUMS_OF_SQUARES: Final = ("reduce_sum_square", "reduce_l2_norm", "l2_norm")
 
 @program_rule("high", "hollance/neural-engine: the Neural Engine computes in float16")
 def float16(program: Program) -> Iterator[Fault]:
-    """float32 is computed on other devices. Convert in float16."""
+    """Convert to float16: float32 runs on other devices."""
     for op in program.ops:
         for out in op.outputs:
             if out.dtype in _WIDE and not program.constant(out.name):
-                yield Fault(op.name, f"a {op.type} that makes {out.dtype}")
+                yield Fault(op.name, f"a {op.type} with output {out.dtype}")
 
 
 @program_rule("medium", "anemll-profile: 'Unsupported tensor data type: int32'")
 def whole_numbers(program: Program) -> Iterator[Fault]:
-    """Integers are computed on other devices, sizes included. Read no size from a tensor."""
+    """Avoid integers, which run on other devices: do not read sizes from tensors."""
     for op in program.ops:
         for out in op.outputs:
             whole = out.dtype not in (*_FLOATS, "bool", "string")
             if whole and not program.constant(out.name):
-                yield Fault(op.name, f"a {op.type} that makes {out.dtype}")
+                yield Fault(op.name, f"a {op.type} with output {out.dtype}")
 
 
-@program_rule("medium", "ane-book, experiment 22: a cast, beside a topk, ran on the CPU")
+@program_rule("medium", "ane-book, experiment 22: a cast, next to a topk, ran on the CPU")
 def cast(program: Program) -> Iterator[Fault]:
-    """A cast may leave the Neural Engine. Use float16 inputs, and signs and clamps as weights."""
+    """Avoid casts, which may leave the Neural Engine: use float16, and signs and clamps."""
     for op in program.ops:
         if op.type == "cast" and not program.constant(op.outputs[0].name):
             value = program.value(first(op, "x"))
@@ -48,10 +48,10 @@ def cast(program: Program) -> Iterator[Fault]:
 
 @program_rule("high", "ane-book, experiment 27; Anemll, its norms")
 def overflow(program: Program) -> Iterator[Fault]:
-    """The residual stream is squared unscaled: squares overflow float16 from 256 on. Divide before.
+    """Divide the residual stream before squaring it: squares of 256 and more overflow float16.
 
-    Checks squares of inputs and sums only, as the residual stream is one; the output of a
-    projection is seldom that large.
+    Checks only squares of inputs and sums, such as the residual stream; a projection's output is
+    seldom that large.
     """
     for op in program.ops:
         squared = _squared(program, op)
@@ -61,23 +61,23 @@ def overflow(program: Program) -> Iterator[Fault]:
             continue
         if maker is None or maker.type == "add":
             of = f"the sum {maker.name}" if maker else f"the input {value.name}"
-            yield Fault(op.name, f"a {op.type} of the squares of {of}, which is not scaled down")
+            yield Fault(op.name, f"a {op.type} over the squares of {of}, which is not scaled down")
 
 
 @program_rule("high", "ane-book and john-rocky/CoreML-LLM: masks of -1e4, not -inf")
 def infinity(program: Program) -> Iterator[Fault]:
-    """A constant out of float16's range: infinity times 0 is NaN. Use -1e4 for a mask."""
+    """Keep constants in float16's range, such as -1e4 for masks: infinity times 0 is NaN."""
     for op, constant in program.stored():
         if constant.dtype not in _FLOATS:
             continue
         numbers = np.ravel(np.asarray(constant.value()))
         beyond = numbers[~(np.abs(numbers) <= _LARGEST)]
         if beyond.size:
-            yield Fault(op.name, f"holds {beyond[0]}" + (", and more" if beyond.size > 1 else ""))
+            yield Fault(op.name, f"has {beyond[0]}" + (" and others" if beyond.size > 1 else ""))
 
 
 def _squared(program: Program, op: Op) -> Operand | None:
-    """The operand whose squares an operation sums; None: it sums no squares."""
+    """Return the operand whose squares an operation sums, or None if it does not sum squares."""
     if op.type in _SUMS_OF_SQUARES:
         return first(op, "x")
     if op.type not in _SUMS:

@@ -1,4 +1,4 @@
-"""Queries on a function of a package: producers of values, constants, declared shapes."""
+"""Queries about a package's function: producers of values, constants, declared shapes."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -17,7 +17,7 @@ MOVE_OPS: Final = frozenset({"reshape", "transpose", "expand_dims", "squeeze", "
 
 
 class Program:
-    """One function of a package."""
+    """A function of a package."""
 
     def __init__(self, package: MilPackage, function: MilFunction) -> None:
         self.package, self.function = package, function
@@ -38,15 +38,15 @@ class Program:
         return any(not feature.is_static for feature in self.function.inputs)
 
     def value(self, operand: Operand | None) -> Value | None:
-        """Name and declared type of an operand; None for an inline constant."""
+        """Return an operand's name and declared type, or None for an inline constant."""
         return self._values.get(operand) if isinstance(operand, str) else None
 
     def maker(self, operand: Operand | None) -> Op | None:
-        """The operation that produces an operand; None for inputs and inline constants."""
+        """Return the operation that produces an operand; None for inputs and inline constants."""
         return self._makers.get(operand) if isinstance(operand, str) else None
 
     def origin(self, operand: Operand | None) -> Operand | None:
-        """The operand before operations that only move its elements."""
+        """Return the operand before operations that only move its elements."""
         maker = self.maker(operand)
         while maker is not None and maker.type in MOVE_OPS:
             operand = first(maker, "x")
@@ -54,7 +54,7 @@ class Program:
         return operand
 
     def constant(self, operand: Operand | None) -> bool:
-        """True if an operand is the same in every call."""
+        """Return True if an operand is the same in every run."""
         if operand is None or isinstance(operand, Constant):
             return operand is not None
         return operand in self._constants
@@ -75,7 +75,7 @@ class Program:
 
     @cached_property
     def sizes(self) -> set[str]:
-        """Values that depend on shapes only, not on data."""
+        """The values that depend only on shapes, not on data."""
         names: set[str] = set()
         for op in self.ops:
             operands = [operand for several in op.inputs.values() for operand in several]
@@ -86,7 +86,7 @@ class Program:
         return names
 
     def stored(self) -> Iterator[tuple[Op, Constant]]:
-        """Every stored constant, with the operation that has it."""
+        """Yield every stored constant, with its operation."""
         for op in self._all:
             for operands in op.inputs.values():
                 for operand in operands:
@@ -94,11 +94,11 @@ class Program:
                         yield op, operand
 
     def storage_ops(self, kind: str) -> Iterator[Op]:
-        """Operations of a type that declare how a weight is stored."""
+        """Yield the operations of a type that declares how a weight is stored."""
         return (op for op in self._all if op.type == kind)
 
     def stored_constant(self, operand: Operand | None) -> Constant | None:
-        """The stored constant behind an operand; None if it is not one."""
+        """Return the stored constant behind an operand, or None."""
         if isinstance(operand, Constant):
             return operand
         maker = self.maker(operand)
@@ -108,7 +108,7 @@ class Program:
         return held if isinstance(held, Constant) else None
 
     def numbers(self, op: Op, parameter: str) -> Any:
-        """A constant parameter as an array; None: it is absent or computed."""
+        """Return a constant parameter as an array, or None if it is absent or computed."""
         constant = self.stored_constant(first(op, parameter))
         return None if constant is None else np.asarray(constant.value())
 
@@ -120,7 +120,7 @@ class Program:
 
 
 def first(op: Op, parameter: str) -> Operand | None:
-    """The first operand of a parameter; None: it has none."""
+    """Return the first operand of a parameter, or None."""
     operands = op.inputs.get(parameter, ())
     return operands[0] if operands else None
 

@@ -1,16 +1,16 @@
-"""The axes of rows in a tensor, and how operations transform them.
+"""The row axes of a tensor, and how operations transform them.
 
-T, the number of rows, is the length of an axis: an index of it belongs to one row. Independent of
-programs. Invariant: a layout holds for every T; if that cannot be shown, `Untracked` is raised.
+T, the number of rows, is the length of an axis: each index belongs to one row. Does not depend on
+programs. Invariant: a layout is valid for every T; if that cannot be shown, `Untracked` is raised.
 
-An axis with rows is `before` * T * `after` long, with `after` consecutive elements per row; an axis
-of rows only has both 1. A reshape can merge such an axis with its neighbours, or split it again. If
-the T rows do not end up on one axis, rows and channels are mixed, which T = 1 does not show.
+A row axis has length `before` * T * `after`, with `after` consecutive elements per row; both are 1
+if it has only rows. A reshape can merge such an axis with its neighbors, or split it again. If the
+T rows do not end up on one axis, rows and channels are mixed, which T = 1 does not reveal.
 
     8 heads of 16 channels    reshaped to
-    [1, 8, 16, T]             [1, 128, T]     heads and channels merge; the last axis is of rows
+    [1, 8, 16, T]             [1, 128, T]     heads and channels merge; the last axis has the rows
     [1, 8, T, 16]             [1, 8*T*16]     one axis, 8 * T * 16: it can be split again
-    [1, 8, T, 16]             [1, 128, T]     no axis for the rows: RowsMixed; fine with T = 1
+    [1, 8, T, 16]             [1, 128, T]     no axis for the rows: RowsMixed; correct if T = 1
 """
 
 import math
@@ -20,15 +20,15 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 Declared = tuple[int | None, ...]
-"""A shape as a program declares it; None: only known at run time."""
+"""A program's declared shape; None: only known at run time."""
 
 
 class RowsMixed(Exception):
-    """An operation combines elements of different rows."""
+    """The error that an operation combines elements of different rows."""
 
 
 class Untracked(Exception):
-    """The axes of rows cannot be determined."""
+    """The error that row axes cannot be determined."""
 
 
 class Axis(NamedTuple):
@@ -38,7 +38,7 @@ class Axis(NamedTuple):
 
     @property
     def rows_only(self) -> bool:
-        """True if it has rows and nothing else."""
+        """True if it has only rows."""
         return self.rows and self.before == self.after == 1
 
     @property
@@ -59,9 +59,9 @@ ONE = Axis(1)
 class Layout:
     axes: tuple[Axis, ...]
     constant: bool = False
-    """True if it is the same in every call."""
+    """True if it is the same in every run."""
     from_many_rows: bool = False
-    """True if it was computed from several rows, and has no axis of rows."""
+    """True if it was computed from several rows, and has no row axis."""
 
     @property
     def rows(self) -> bool:
@@ -72,18 +72,18 @@ class Layout:
 
 
 def without_rows(shape: Declared, *, constant: bool = False) -> Layout:
-    """A tensor without rows. Raises Untracked if its shape is not known."""
+    """Return a layout without rows. Raises Untracked if the shape is not known."""
     return Layout(tuple(map(Axis, _known(shape))), constant)
 
 
 def broadcast(layouts: Sequence[Layout], count: int | None) -> Layout:
-    """Layout of an elementwise operation, with numpy's broadcasting.
+    """Return the layout of an elementwise operation, with numpy's broadcasting.
 
-    `count` is T if the program is for one number of rows, else None. Raises RowsMixed if it
-    combines a row with other rows.
+    `count` is T if the program is for one number of rows, else None. Raises RowsMixed if a row is
+    combined with other rows.
     """
     rank = max(len(layout.axes) for layout in layouts)
-    # Constants last: in a program for one number of rows they may have an element per row.
+    # Constants last: in a program for one number of rows, they may have one element per row.
     ordered = sorted(layouts, key=lambda layout: layout.constant)
     padded = [(*[ONE] * (rank - len(layout.axes)), *layout.axes) for layout in ordered]
     axes = tuple(_same(column, ordered, count) for column in zip(*padded, strict=True))
@@ -99,7 +99,7 @@ def broadcast(layouts: Sequence[Layout], count: int | None) -> Layout:
 
 
 def _same(column: Sequence[Axis], layouts: Sequence[Layout], count: int | None) -> Axis:
-    """One axis of the result."""
+    """Return one axis of the result."""
     common, of = ONE, ""
     for axis, layout in zip(column, layouts, strict=True):
         per_row = layout.constant and common.rows_only and axis == Axis(count or 0)
@@ -116,11 +116,11 @@ def _same(column: Sequence[Axis], layouts: Sequence[Layout], count: int | None) 
 def check_contraction(x: Axis, y: Axis, *, constant: bool = False) -> None:
     """Check the contracted axis of two operands; `constant`: one operand is constant.
 
-    Rows may be contracted with the same rows: that is how rows are written to KV slots, and how the
-    rows of a whole text see each other.
+    Rows may be contracted with the same rows: this writes rows to KV slots, and lets rows of a
+    whole text attend to each other.
 
     Raises:
-        RowsMixed: rows are contracted with an axis that is not of rows.
+        RowsMixed: rows are contracted with an axis without rows.
         Untracked: rows are contracted with constants, or together with channels.
     """
     if not (x.rows or y.rows):
@@ -134,7 +134,7 @@ def check_contraction(x: Axis, y: Axis, *, constant: bool = False) -> None:
 
 
 def reduce_axes(layout: Layout, axes: Iterable[int], *, keep: bool) -> Layout:
-    """Layout of a reduction over axes. Raises RowsMixed if an axis has rows and channels."""
+    """Return a reduction's layout. Raises RowsMixed if an axis has rows and channels."""
     gone = {axis % len(layout.axes) for axis in axes}
     for axis in gone:
         if layout.axes[axis].rows and not layout.axes[axis].rows_only:
@@ -152,7 +152,7 @@ def reduce_axes(layout: Layout, axes: Iterable[int], *, keep: bool) -> Layout:
 
 
 def check_normalized(layout: Layout, axes: Iterable[int]) -> Layout:
-    """Layout of a softmax or norm over axes.
+    """Return the layout of a softmax or norm over axes.
 
     Raises RowsMixed if it normalizes over rows, or over an axis with rows and channels.
     """
@@ -163,7 +163,7 @@ def check_normalized(layout: Layout, axes: Iterable[int]) -> Layout:
 
 
 def reshape(layout: Layout, shape: Declared, count: int | None) -> Layout:
-    """Layout after a reshape.
+    """Return the layout after a reshape.
 
     Raises:
         RowsMixed: the rows do not end up on one axis.
@@ -172,7 +172,7 @@ def reshape(layout: Layout, shape: Declared, count: int | None) -> Layout:
     if not layout.rows:
         return replace(layout, axes=without_rows(shape).axes)
     between = [1]
-    """Elements before the rows, between axes of rows, and after them."""
+    """Elements before the rows, between row axes, and after them."""
     for axis in layout.axes:
         between[-1] *= axis.before
         if axis.rows:
@@ -181,14 +181,14 @@ def reshape(layout: Layout, shape: Declared, count: int | None) -> Layout:
         return replace(layout, axes=_separate(shape, between, count))
     axes = _on_one_axis(shape, between, count)
     if axes is None:
-        raise RowsMixed(f"makes {_text(shape)} of {layout}, with no axis for the rows")
+        raise RowsMixed(f"turns {layout} into {_text(shape)}, without an axis for the rows")
     return replace(layout, axes=axes)
 
 
 def _on_one_axis(
     shape: Declared, between: Sequence[int], count: int | None
 ) -> tuple[Axis, ...] | None:
-    """The axes of a shape if all rows are on one of them."""
+    """Return the axes of a shape if all rows are on one of them, else None."""
     open_ended = [number for number, size in enumerate(shape) if size is None]
     if len(open_ended) > 1 or 0 in shape:
         raise Untracked(f"makes {_text(shape)}")
@@ -208,7 +208,7 @@ def _on_one_axis(
 
 
 def _separate(shape: Declared, between: Sequence[int], count: int | None) -> tuple[Axis, ...]:
-    """The axes of a shape in which several axes of rows stay separate and in order."""
+    """Return the axes of a shape whose several row axes stay separate and in order."""
     possible = [number for number, size in enumerate(shape) if size == count]
     for places in combinations(possible, len(between) - 1):
         edges = [-1, *places, len(shape)]

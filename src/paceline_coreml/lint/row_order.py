@@ -1,12 +1,12 @@
-"""Rules about the order of rows: heads and tokens permuted, or rows mixed.
+"""Rules about the order of rows: permuted heads and tokens, or mixed rows.
 
-An attention output flattened as [head, token, dim] instead of [head, dim, token] is right with one
-row and wrong with more. So is a wrong split into heads, a sum over the wrong axis, or a trace with
-one row. A row may depend on other rows through states and masks alone; so these faults are found by
-tracking the axis of rows through the program, from its inputs to its outputs, without running it.
+An attention output flattened as [head, token, dim] instead of [head, dim, token] is correct for one
+row and wrong for more. So is a wrong split into heads, a sum over the wrong axis, or a trace with
+one row. Rows may depend on other rows only through states and masks. These faults are thus found by
+tracking the row axis through the program, from its inputs to its outputs, without running it.
 
-This needs no inputs and no time, names the operation, and holds for every T and all weights. It
-does not show whether heads are in order, or a mask is right: `paceline coreml golden` does.
+This needs neither inputs nor time, names the operation, and is valid for every T and all weights.
+It does not check the order of heads, or masks; `paceline coreml golden` does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "window_write": (3,),
     "window_read": (2,),
 }
-"""Row axes in the inputs of paceline's shards, for a package with one static function."""
+"""Row axes of the inputs of paceline's shards, for a package with one static function."""
 
 
 @program_rule(
     "high", "the seed experiments, ane-book 26: heads and tokens permuted, invisible with one row"
 )
 def row_order(program: Program) -> Iterator[Fault]:
-    """Rows are mixed with each other, or with heads and channels. Right with one row at most."""
+    """Keep rows separate from each other, heads and channels; T = 1 hides such faults."""
     yield from _of_kind(program, "mixed")
     tracker = _tracked(program).tracker
     if tracker is None:
@@ -42,36 +42,36 @@ def row_order(program: Program) -> Iterator[Fault]:
     for name in program.function.block.outputs:
         layout = tracker.layout(name)
         if layout is not None and any(axis.rows and not axis.rows_only for axis in layout.axes):
-            yield Fault(name, f"gives {layout}; expected an axis for the rows")
+            yield Fault(name, f"is {layout}; expected an axis for the rows")
 
 
-@program_rule("medium", "paceline: an untracked operation is not proven right")
+@program_rule("medium", "paceline: an untracked operation is not proven correct")
 def row_order_unknown(program: Program) -> Iterator[Fault]:
-    """Rows could not be tracked through the program. Compare blocks with single rows (golden)."""
+    """Compare blocks with single rows (golden): rows could not be tracked through the program."""
     yield from _of_kind(program, "untracked")
     if not _tracked(program).known:
         yield Fault("", "the row axes of the inputs are unknown")
 
 
 @program_rule(
-    "high", "paceline: coremltools 9 declares a select of two numbers so; the rehearsal rejects it"
+    "high", "paceline: coremltools 9 does so for a select of two numbers; the emulator rejects it"
 )
 def declared_shape(program: Program) -> Iterator[Fault]:
-    """An operation makes another shape than the program declares."""
+    """Correct the declared shape, which differs from the operation's output."""
     yield from _of_kind(program, "wrong-shape")
 
 
 class RowAxes(NamedTuple):
     axes: Mapping[str, Sequence[int]]
-    """Per input; empty: unknown."""
+    """Row axes by input; empty if they are unknown."""
     number: int | None
-    """T, if the function is for one T only."""
+    """T, if the function is for only one T."""
 
 
 def row_axes_of(program: Program) -> RowAxes:
     """Determine the row axes of a function's inputs.
 
-    They are the flexible axes, or the axes that differ between functions for several T. A package
+    They are the flexible axes, or the axes that differ between functions for different T. A package
     with one static function is assumed to have the inputs of paceline's shards.
     """
     function = program.function
@@ -89,7 +89,7 @@ def row_axes_of(program: Program) -> RowAxes:
 
 
 def _ranges(function: MilFunction) -> set[tuple[int | None, ...]]:
-    """The distinct ranges of lengths of the flexible axes."""
+    """Return the distinct length ranges of the flexible axes."""
     return {
         tuple(sorted({shape[axis] for shape in feature.choices}))
         if feature.choices
@@ -128,7 +128,7 @@ def _ours(function: MilFunction) -> dict[str, list[int]]:
 class _Tracked(NamedTuple):
     events: Sequence[RowEvent]
     tracker: RowTracker | None
-    """None: there are no rows to track."""
+    """The tracker, or None if there are no rows to track."""
     known: bool
     """True if the row axes of the inputs are known."""
 
@@ -140,10 +140,10 @@ def _of_kind(program: Program, kind: str) -> Iterator[Fault]:
 
 @lru_cache(maxsize=1)
 def _tracked(program: Program) -> _Tracked:
-    """Track a program's rows; cached, because three rules use it in turn."""
+    """Track a program's rows; cached, because three rules use the result."""
     axes, number = row_axes_of(program)
     known = any(axes.values())
-    if not known or number == 1:  # with one row there is no order
+    if not known or number == 1:  # one row has no order
         return _Tracked((), None, known)
     tracker = RowTracker(program, axes, number)
     return _Tracked(list(tracker.run()), tracker, known)

@@ -1,7 +1,7 @@
-"""Tracks the axes of rows through a program, operation by operation.
+"""Tracks row axes through a program, operation by operation.
 
-Reports events at operations; `row_order` makes rules of them. It never guesses: rows that it cannot
-track are reported as such.
+It reports events at operations, which `row_order` turns into rules. It never guesses: rows that it
+cannot track are reported as untracked.
 """
 
 import math
@@ -26,10 +26,10 @@ from paceline_coreml.rehearsal.program import Op, Operand
 from paceline_coreml.rehearsal.weights import Constant
 
 _MODULES: Final = (move_ops, compute_ops)
-"""Imported because they register their handlers."""
+"""Imported so that they register their handlers."""
 
 _BETWEEN_ROWS: Final = {"read_state", "matmul", "conv"}
-"""Operations by which a row may see other rows: through a state, or with weights per row."""
+"""Operations that may read other rows: through a state, or with weights per row."""
 
 
 class RowEvent(NamedTuple):
@@ -41,13 +41,13 @@ class RowEvent(NamedTuple):
 
 
 class RowTracker:
-    """Row layouts of all values of a program."""
+    """A tracker for the row layouts of all values of a program."""
 
     def __init__(self, program: Program, rows: Mapping[str, Sequence[int]], count: int | None):
-        """`rows`: input name -> its row axes; `count`: T if it is fixed."""
+        """Prepare with `rows`, input name -> its row axes, and `count`, T if it is fixed."""
         self.program, self._rows, self.count = program, rows, count
         self.layouts: dict[str, Layout | None] = {}
-        """None: rows could not be tracked."""
+        """Layouts by name; None where rows could not be tracked."""
 
     def run(self) -> Iterator[RowEvent]:
         """Track the whole program. Call it once."""
@@ -61,7 +61,7 @@ class RowTracker:
             yield from self._track(op)
 
     def layout(self, operand: Operand | None) -> Layout | None:
-        """Layout of an operand; None: unknown."""
+        """Return an operand's layout, or None if it is unknown."""
         if isinstance(operand, Constant):
             return without_rows(operand.shape, constant=True)
         if operand is None or operand in self.layouts:
@@ -87,7 +87,7 @@ class RowTracker:
             self.layouts[out.name] = layout
             if not _declares(out.shape, layout, self.count):
                 yield RowEvent(
-                    "wrong-shape", op.name, f"{op.type} makes {layout}, declared {list(out.shape)}"
+                    "wrong-shape", op.name, f"{op.type} is {layout}, declared {list(out.shape)}"
                 )
 
     def _results(self, call: OpContext, layouts: Sequence[Layout]) -> Sequence[Layout]:
@@ -100,7 +100,7 @@ class RowTracker:
             results = [without_rows(shape, constant=constant) for shape in call.declared]
             return [replace(result, from_many_rows=from_many_rows) for result in results]
         if call.op.type not in HANDLERS:
-            raise Untracked("has no handler here")
+            raise Untracked("has no handler")
         return HANDLERS[call.op.type](call)
 
 

@@ -1,8 +1,8 @@
 """The registry of lint rules.
 
 A rule is a function that checks a program, a package or a whole artifact and yields faults. Its
-docstring is the message; a decorator adds the source and the confidence. The verdict follows: a
-well-established rule fails, others warn.
+docstring is the message for users: the fix and its reason. A decorator adds the source and the
+confidence, which decides the verdict: a well-established rule fails, others warn.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,20 +21,20 @@ class Fault(NamedTuple):
     """A place that breaks a rule."""
 
     where: str
-    """Name of an operation, an input or a state; empty: the whole package."""
+    """Name of an operation, input or state; empty: the whole package."""
     what: str
 
 
 class SizedPackage(NamedTuple):
     package: MilPackage
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     shard: str
-    """The package; the artifact's folder if all packages together break a rule."""
+    """The package, or the artifact's folder if all packages together break a rule."""
     rule: str
     verdict: Verdict
     where: str
@@ -49,19 +49,19 @@ _Subject = TypeVar("_Subject")
 
 @dataclass(frozen=True, slots=True)
 class LintRule(Generic[_Subject]):
-    """One rule; `check` yields a fault per place that breaks it."""
+    """A rule; `check` yields a fault for each place that breaks it."""
 
     name: str
     confidence: Confidence
     source: str
-    """Who measured or documented it."""
+    """The origin of the measurement or documentation."""
     meaning: str
-    """The fault and its remedy."""
+    """The fix and its reason."""
     check: Callable[[_Subject], Iterable[Fault]]
 
     @property
     def verdict(self) -> Verdict:
-        """Only a well-established rule fails."""
+        """The verdict: only a well-established rule fails."""
         return "fail" if self.confidence == "high" else "warn"
 
     def findings(self, subject: _Subject, shard: str) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ PROGRAM_RULES: list[LintRule[Program]] = []
 PACKAGE_RULES: list[LintRule[SizedPackage]] = []
 """Rules about a package."""
 ARTIFACT_RULES: list[LintRule[Sequence[SizedPackage]]] = []
-"""Rules about all packages of an artifact together: they share a process."""
+"""Rules about all packages of an artifact together, because they share a process."""
 
 _Check = Callable[[_Subject], Iterable[Fault]]
 
@@ -83,7 +83,7 @@ _Check = Callable[[_Subject], Iterable[Fault]]
 def _rule(
     rules: list[LintRule[_Subject]], confidence: Confidence, source: str
 ) -> Callable[[_Check[_Subject]], _Check[_Subject]]:
-    """Register a function: its name, with dashes, is the rule's, and its docstring the meaning."""
+    """Register a function as a rule, with its name in dashes and its docstring as meaning."""
 
     def register(check: _Check[_Subject]) -> _Check[_Subject]:
         name, meaning = check.__name__.replace("_", "-"), " ".join((check.__doc__ or "").split())

@@ -1,4 +1,4 @@
-"""Runs all rules on all packages of an artifact, and makes the report."""
+"""Runs all rules on all packages of an artifact, and creates the report."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ _VERDICTS: Final[Sequence[Verdict]] = get_args(Verdict)
 
 
 def lint(path: Path) -> list[Finding]:
-    """Findings of all rules, the most severe first.
+    """Return the findings of all rules, most severe first.
 
     Args:
         path: an artifact's folder, or one package (.mlpackage).
@@ -62,9 +62,9 @@ def lint(path: Path) -> list[Finding]:
 
 
 def report(path: Path) -> Report:
-    """The findings as a report, which passes unless one has the verdict "fail".
+    """Return the findings as a report, which passes unless one has the verdict "fail".
 
-    Raises as `lint`.
+    Raises the same errors as `lint`.
     """
     findings = lint(path)
     counts = Counter(finding.verdict for finding in findings)
@@ -73,7 +73,7 @@ def report(path: Path) -> Report:
     lines = [
         f"lint: {path.name} {'passes' if passed else 'does NOT pass'}: {summary}",
         *(f"{name}: {meaning}" for name, meaning in _meanings(findings)),
-        "static checks, nothing was run: only a Mac shows where an operation runs",
+        "static checks only: nothing was run; only a Mac shows where an operation runs",
     ]
     value = {
         "name": path.name,
@@ -98,7 +98,7 @@ def _of_package(loaded: SizedPackage) -> Iterator[Finding]:
         program = Program(loaded.package, function)
         for rule in PROGRAM_RULES:
             for finding in rule.findings(program, shard):
-                # A package's functions are the same program for several numbers of rows.
+                # A package's functions are the same program for different numbers of rows.
                 if finding not in seen:
                     seen.add(finding)
                     yield finding
@@ -112,7 +112,7 @@ def _meanings(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
 
 
 def _table(findings: Sequence[Finding]) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
-    """A row per rule and package, with the first place and the number of others."""
+    """Build a table row per rule and package, with the first place and the number of others."""
     rows = []
     for _, group in groupby(findings, key=attrgetter("verdict", "shard", "rule")):
         first, *more = group

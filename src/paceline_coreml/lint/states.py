@@ -10,12 +10,12 @@ from paceline_coreml.rehearsal.program import Op, Operand
 
 _WIDTH: Final = 32
 _PARTS: Final = MOVE_OPS | {"slice_by_index", "slice_by_size"}
-"""Operations that give some or all elements of one operand."""
+"""Operations that return some or all elements of one operand."""
 
 
 @program_rule("high", "coremltools 9, backend/mil/load.py; apple/coremltools#2537")
 def state_type(program: Program) -> Iterator[Fault]:
-    """A state must be float16 and have one shape."""
+    """Make states float16, with one shape."""
     kept = {value.name: value for value in program.function.block.inputs if value.is_state}
     for state in program.function.states:
         value = kept.get(state.name)
@@ -27,26 +27,26 @@ def state_type(program: Program) -> Iterator[Fault]:
 
 @program_rule("medium", "apple/coremltools#2631: 256 ran, 270 failed")
 def state_width(program: Program) -> Iterator[Fault]:
-    """The last axis of a state is not a multiple of 32.
+    """Make the last axis of a state a multiple of 32.
 
-    Only the last one: shards with an axis of eight heads before it were resident.
+    Checks only the last axis: shards with an axis of eight heads before it were resident.
     """
     for state in program.function.states:
         if state.shape and state.shape[-1] % _WIDTH:
-            yield Fault(state.name, f"has the shape {list(state.shape)}")
+            yield Fault(state.name, f"has shape {list(state.shape)}")
 
 
 @program_rule("medium", "the seed experiments: 40 states ran")
 def over_40_states(program: Program) -> Iterator[Fault]:
-    """More states than were seen to run. Put fewer layers into a package."""
+    """Put fewer layers into a package: a state count this high is not known to run."""
     count = len(program.function.states)
     if count > MAX_STATES:
-        yield Fault("", f"{count} states; expected {MAX_STATES} or fewer")
+        yield Fault("", f"{count} states; expected at most {MAX_STATES}")
 
 
 @program_rule("medium", "john-rocky/CoreML-LLM: error -14")
 def state_shift(program: Program) -> Iterator[Fault]:
-    """A state is shifted and extended by concat. Write to a ring buffer through a mask."""
+    """Write to a ring buffer through a mask, instead of shifting a state with concat."""
     for op in program.ops:
         if op.type != "write_state":
             continue
@@ -58,13 +58,13 @@ def state_shift(program: Program) -> Iterator[Fault]:
             if read is not None and read.type == "read_state":
                 name = str(first(op, "input"))
                 if first(read, "input") == name:
-                    yield Fault(joined.name, f"{name} is written as a part of itself and new rows")
+                    yield Fault(joined.name, f"{name} is written as its own part and new rows")
                     break
 
 
 @program_rule("medium", "Anemll#27 (more than 32 rows failed); FluidInference/mobius#77")
 def state_part(program: Program) -> Iterator[Fault]:
-    """A partial write to a state. Write the whole state through a mask."""
+    """Write the whole state through a mask, instead of a part of it."""
     for op in program.ops:
         update, whole = first(op, "update"), first(op, "x")
         if op.type != "slice_update" or not _reads_state(program, whole):
@@ -76,7 +76,7 @@ def state_part(program: Program) -> Iterator[Fault]:
 
 @program_rule("medium", "Anemll#39: an error of BNNS on macOS 26")
 def state_update_type(program: Program) -> Iterator[Fault]:
-    """A write to a state has another type than the state."""
+    """Write values of the state's own type."""
     for op in program.ops:
         if op.type == "slice_update" and _reads_state(program, first(op, "x")):
             new, kept = program.value(first(op, "update")), program.value(first(op, "x"))
@@ -85,7 +85,7 @@ def state_update_type(program: Program) -> Iterator[Fault]:
         else:
             continue
         if new is not None and kept is not None and new.dtype != kept.dtype:
-            yield Fault(op.name, f"writes {new.dtype} to a state of {kept.dtype}")
+            yield Fault(op.name, f"writes {new.dtype} to a {kept.dtype} state")
 
 
 def _reads_state(program: Program, operand: Operand | None) -> bool:
@@ -94,7 +94,7 @@ def _reads_state(program: Program, operand: Operand | None) -> bool:
 
 
 def _written(program: Program, op: Op) -> Operand | None:
-    """The value written to a state; `state[:] = x` is converted to an update of all of it."""
+    """Return the value written to a state; `state[:] = x` converts to an update of all of it."""
     data = first(op, "data")
     maker = program.maker(data)
     if maker is not None and maker.type == "slice_update":
@@ -105,7 +105,7 @@ def _written(program: Program, op: Op) -> Operand | None:
 
 
 def _through(program: Program, operand: Operand | None) -> Operand | None:
-    """The operand before slices and operations that only move its elements."""
+    """Return the operand before slices and operations that only move its elements."""
     maker = program.maker(operand)
     while maker is not None and maker.type in _PARTS:
         operand = first(maker, "x")

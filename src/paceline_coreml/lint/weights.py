@@ -20,11 +20,11 @@ _SCALED: Final = "constexpr_blockwise_shift_scale"
 _TABLE: Final = "constexpr_lut_to_dense"
 
 
-@program_rule("high", "ane-book, research and experiment 35: shards of them ran on the CPU")
+@program_rule("high", "ane-book, research and experiment 35: such shards ran on the CPU")
 def int4_blocks(program: Program) -> Iterator[Fault]:
-    """4-bit weights with a scale per block. Use 8 bits, or 4-bit lookup tables.
+    """Use 8 bits or 4-bit lookup tables, instead of 4-bit weights with a scale per block.
 
-    Checks bits and blocks, because 8 bits per channel are stored by the same operation.
+    Checks bits and blocks, because the same operation stores 8 bits per channel.
     """
     for op in program.storage_ops(_SCALED):
         data = program.stored_constant(first(op, "data"))
@@ -37,7 +37,7 @@ def int4_blocks(program: Program) -> Iterator[Fault]:
 
 @program_rule("medium", "apple/coremltools#2688: fails to load on macOS 26")
 def table_scale(program: Program) -> Iterator[Fault]:
-    """A lookup table of weights with a scale per channel. Palettize without a scale."""
+    """Palettize weights without a scale per channel."""
     for op in program.storage_ops(_SCALED):
         maker = program.maker(first(op, "data"))
         if maker is not None and maker.type == _TABLE:
@@ -46,10 +46,10 @@ def table_scale(program: Program) -> Iterator[Fault]:
 
 @program_rule(
     "medium",
-    "apple/coremltools#2716: coremltools 9 makes some that crash after 100 calls, 8.3 does not",
+    "apple/coremltools#2716: some from coremltools 9 crash after 100 runs, from 8.3 they do not",
 )
 def table_state(program: Program) -> Iterator[Fault]:
-    """Lookup tables of weights in a model with states. Test it in long runs."""
+    """Test a model with states and lookup tables of weights in long runs."""
     count = len(list(program.storage_ops(_TABLE)))
     if count and program.stateful:
         yield Fault("", f"{count} lookup tables, and {len(program.function.states)} states")
@@ -57,7 +57,7 @@ def table_state(program: Program) -> Iterator[Fault]:
 
 @program_rule("high", "ane-book, experiment 36: a cosine of 0.9555")
 def expert_scale(program: Program) -> Iterator[Fault]:
-    """One scale for the weights of several experts. Quantize per channel.
+    """Quantize experts per channel, instead of with one scale for several.
 
     Recognizes experts by the names of their weights.
     """
@@ -75,23 +75,23 @@ def expert_scale(program: Program) -> Iterator[Fault]:
     "ane-book, experiments 27, 30, 31: under 14 MB to the CPU; contested: 5.3 to 8.1 MB passed",
 )
 def small(loaded: SizedPackage) -> Iterator[Fault]:
-    """A package this small may run on the CPU. Put more layers into one."""
+    """Put more layers into a package this small: it may run on the CPU."""
     if loaded.size < _SMALL:
         yield Fault("", f"{loaded.size / _MEGABYTE:.1f} MB; expected {_SMALL // _MEGABYTE} or more")
 
 
 @package_rule("medium", "the seed experiments: 2,016 MB passed; ane-book: 2.3 GB went to the CPU")
 def large(loaded: SizedPackage) -> Iterator[Fault]:
-    """A package this large ran on the CPU. Split it."""
+    """Split a package this large: it may run on the CPU."""
     if loaded.size > _LARGE:
-        yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB; expected {_LARGE // _MEGABYTE} or less")
+        yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB; expected at most {_LARGE // _MEGABYTE}")
 
 
 @artifact_rule(
     "low", "the seed experiments: error -14 over about 3 GB; contested: their Phi has 3.2 GB"
 )
 def process(packages: Sequence[SizedPackage]) -> Iterator[Fault]:
-    """All packages together are larger than a process has been seen to load."""
+    """Use fewer bits per weight: no process is known to load packages this large together."""
     size = sum(package.size for package in packages)
     if size > _PROCESS:
-        yield Fault("", f"{size / _MEGABYTE:.0f} MB; expected {_PROCESS // _MEGABYTE} or less")
+        yield Fault("", f"{size / _MEGABYTE:.0f} MB; expected at most {_PROCESS // _MEGABYTE}")

@@ -1,10 +1,10 @@
-"""Gates before a conversion: one layer of random or of real weights, converted and checked.
+"""Checks before a conversion: converts one layer with random or real weights, and checks it.
 
-A whole model takes an hour to convert and to compile, and one operation that leaves the Neural
-Engine spoils it. So a layer of the model's shape comes first, then one with its weights. Each is
-checked by the rules of `lint`, by `residency` of Core ML's plan, and by golden's comparisons: rows
-of full calls against rows of single calls, and against transformers. The first check that fails is
-the last one. Off a Mac the layer runs in the rehearsal, and there is no plan.
+A whole model takes an hour to convert and compile, and a single operation that leaves the Neural
+Engine spoils it. So a random layer of the model's shape is checked first, then one with real
+weights. The checks are `lint`'s rules, `residency` of Core ML's plan, and golden's comparisons of
+full passes with single rows and with transformers. They stop at the first failure. Off a Mac, the
+layer runs in the emulator, without a plan.
 """
 
 import tempfile
@@ -58,10 +58,10 @@ Floats = npt.NDArray[np.float32]
 PACKAGE: Final = "layer.mlpackage"
 
 _THRESHOLD = 0.99
-"""Minimum cosine of a row, as `golden` has it."""
+"""Minimum cosine per row, as in `golden`."""
 
 _ROWS = 16
-"""Fewest rows of a comparison."""
+"""Minimum rows of a comparison."""
 
 
 class ProbeOptions(NamedTuple):
@@ -73,16 +73,16 @@ class ProbeOptions(NamedTuple):
     units: str = packages.DEFAULT_UNITS
     """One of `packages.UNITS`, on a Mac."""
     stateless: bool = False
-    """Whether states are inputs and outputs."""
+    """True if states are inputs and outputs."""
 
 
 class Check(NamedTuple):
     name: str
     passed: bool | None
-    """None: it cannot be made on this machine."""
+    """The result, or None if this machine cannot run the check."""
     what: str
     milliseconds: float | None = None
-    """Mean time of a call, where the check makes calls."""
+    """Mean time per forward pass, if the check runs any."""
 
 
 class _Rows(NamedTuple):
@@ -93,7 +93,7 @@ class _Rows(NamedTuple):
     expected: Floats
     """[n, hidden_size]: hidden states after the layer, in float32."""
     experts: bool
-    """Whether rows are routed, so that a few may go to another expert."""
+    """True if rows are routed, so that a few may use another expert."""
 
 
 def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
@@ -101,7 +101,7 @@ def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
 
     Raises InvalidRequest if it does not fit in memory.
     """
-    check_memory(f"a layer of the shape {shape}", shape, shape.weights, others=shape.weights)
+    check_memory(f"a layer with shape {shape}", shape, shape.weights, others=shape.weights)
     with tempfile.TemporaryDirectory(dir=options.temporary, prefix="paceline-coreml-") as folder:
         source = random_model(shape, Path(folder))
         recipe = ConversionOptions(options.weights, rows=shape.T, slots=shape.S)
@@ -112,23 +112,23 @@ def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
 def probe_layer(
     source: Source, model: OpenModel, layer: int, rows: int, options: ProbeOptions
 ) -> Report:
-    """Convert and check layer number `layer` of a model, with its weights, in calls of `rows` rows.
+    """Convert and check a model's layer, with its weights, in passes of `rows` rows.
 
     Raises:
-        ModelError: the checkpoint is damaged.
-        InvalidRequest: it is no causal language model, has no such layer, or one that does not fit
-            in memory.
+        ModelError: the checkpoint is corrupt.
+        InvalidRequest: it is not a causal language model, has no such layer, or the layer does not
+            fit in memory.
     """
     family, slots = model.family, model.options.slots
     shape = family.shape
     _check_task(source, model)
     if layer >= shape.layers:
         raise InvalidRequest(
-            f"layer {layer} is not in {source.name}; expected 0 to {shape.layers - 1}"
+            f"layer {layer} does not exist in {source.name}; expected 0 to {shape.layers - 1}"
         )
     name = f"layer {layer} of {source.name}, {rows} rows"
     weights = sum(weight.numel() for weight in family.layer(layer).parameters())
-    # transformers has all layers up to this one; embeddings are there twice.
+    # transformers loads all layers up to this one; embeddings are in memory twice.
     others = (layer + 1) * weights + 2 * shape.vocab_size * shape.hidden_size
     config = read_checkpoint(source.checkpoint).config
     check_memory(name, shape_of(config, rows=rows, slots=slots), weights, others=others)
@@ -161,10 +161,10 @@ def probe_layer(
 
 
 def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) -> list[Report]:
-    """Probe a layer of the model's shape, then each kind of its layers, with its weights.
+    """Probe a random layer of the model's shape, then each kind of its layers, with its weights.
 
-    All at every number of rows that calls will have, up to the first report that does not pass.
-    Raises as `probe_layer`.
+    Probes every number of rows that the engine will use, up to the first report that fails. Raises
+    the same errors as `probe_layer`.
     """
     model = open_model(source, recipe)
     _check_task(source, model)
@@ -194,16 +194,16 @@ def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) 
 def _check_task(source: Source, model: OpenModel) -> None:
     task = model.family.shape.task
     if task != CAUSAL_LM:
-        # A classifier's rows see the whole text, so there are no calls of single rows to compare.
+        # A classifier's rows attend to the whole text, so single rows cannot be compared.
         raise InvalidRequest(f"{source.name} is for {task}; expected a model for {CAUSAL_LM}")
 
 
 def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _Rows:
-    """Random tokens' rows before a layer, and after it by transformers."""
+    """Return random tokens' rows before a layer, and transformers' rows after it."""
     embeddings, shape = family.embeddings().numpy(), family.shape
-    # Tokens of low norm are noise in float16; see `golden.texts`.
+    # Low-norm tokens are noise in float16; see `golden.texts`.
     by_norm = np.argsort(np.linalg.norm(embeddings, axis=1), kind="stable")
-    # Two calls at least.
+    # At least two passes.
     count = min(max(2 * sizes.rows, _ROWS), sizes.slots)
     tokens = np.random.default_rng(0).choice(by_norm[len(by_norm) // 2 :], count).tolist()
     if source.facts.add_bos and source.facts.bos_token_id is not None:
@@ -211,14 +211,14 @@ def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _
     stream = np.zeros((count, shape.stream_size), np.float32)
     stream[:, : shape.hidden_size] = embeddings[tokens]
     del embeddings
-    # transformers does not show the extra channels of a family's stream.
+    # transformers does not return the extra channels of a family's stream.
     before = run_layers(family, range(layer), stream, conv_slots=sizes.conv_slots, rows=sizes.rows)
     reference = Reference(source.checkpoint, layers=layer + 1)
     return _Rows(tokens, before, reference.run(tokens).streams[layer + 1], reference.experts)
 
 
 def _convert(family: Family, index: int, folder: Path, sizes: ShardSizes, weights: str) -> Artifact:
-    """Convert one layer to a package in `folder`; returns an artifact without a head."""
+    """Convert one layer to a package in `folder`; return an artifact without a head."""
     program = compress(convert_layers(family, index, index + 1, sizes=sizes), weights)
     program.save(str(folder / PACKAGE))
     shape = family.shape
@@ -250,22 +250,22 @@ def _convert(family: Family, index: int, folder: Path, sizes: ShardSizes, weight
 def _checks(
     artifact: Artifact, family: Family, compared: _Rows, options: ProbeOptions
 ) -> Iterator[Check]:
-    """All checks, in order; a later one may rely on those before it."""
+    """Run all checks, in order; a later one may rely on earlier ones."""
     rows, findings = artifact.rows, lint(artifact.folder / PACKAGE)
     failing = [
         f"{one.rule} at {one.where}: {one.what}" for one in findings if one.verdict == "fail"
     ]
     warnings = sorted({one.rule for one in findings if one.verdict == "warn"})
-    passing = f"none fails; warnings: {', '.join(warnings) or 'none'}"
+    passing = f"no failures; warnings: {', '.join(warnings) or 'none'}"
     yield Check("rules", not failing, failing[0] if failing else passing)
     if packages.on_a_mac():
         verdict = evaluate(
             compute_plan.record(artifact.folder, PACKAGE, rows, function=None, units=options.units)
         )
-        on = f"{verdict.convs.on} convolutions and {verdict.others.on} other operations on it"
+        on = f"{verdict.convs.on} convolutions and {verdict.others.on} other operations stay on it"
         yield Check("residency", verdict.fault is None, verdict.fault or on)
     else:
-        yield Check("residency", None, "Core ML plans where operations run, on a Mac")
+        yield Check("residency", None, "Core ML's plan is only available on a Mac")
     opener = packages.PackageOpener(
         artifact, units=options.units, rounding="f16", say=options.progress.say
     )
@@ -279,12 +279,12 @@ def _checks(
     except ModelError as error:
         yield Check("runs", False, str(error))
         return
-    # Rows must not depend on the other rows of their call, or speculation changes tokens.
+    # Rows must not depend on other rows of their pass, or speculation changes tokens.
     largest = difference(blocks, singles)
-    what = f"those of calls of {rows} equal those of single calls, bit for bit"
+    what = f"in passes of {rows}, bit-identical to single rows"
     if largest:
         what = (
-            f"those of calls of {rows} differ from those of single calls by up to {largest:.3g} "
+            f"in passes of {rows}, rows differ from single rows by up to {largest:.3g} "
             f"(minimum cosine {cosines(blocks, singles).min():.6f}), so speculation would not be "
             "exact"
         )
@@ -292,7 +292,7 @@ def _checks(
     text = Text("the layer", compared.tokens)
     near = nearness(rows_of([text]), blocks[:, : artifact.hidden_size], compared.expected)
     faults = near.faults(_THRESHOLD, experts=compared.experts)
-    what = f"minimum cosine {near.cosine.worst:.5f}, of the first row {near.first:.5f}"
+    what = f"minimum cosine {near.cosine.worst:.5f}, and {near.first:.5f} for the first row"
     yield Check("float32", not faults, "; ".join(faults) or what)
 
 
@@ -304,13 +304,13 @@ def _report(name: str, about: Mapping[str, Any], checks: list[Check]) -> Report:
     lines = [f"package: {megabytes(about['bytes'])}"]
     lines += [f"{check.name}: {verdicts[check.passed]}: {check.what}" for check in checks]
     if milliseconds is not None:
-        where = "with Core ML" if on_a_mac else "rehearsed"
-        lines.append(f"a call, {where}: {milliseconds:.2f} ms")
+        where = "with Core ML" if on_a_mac else "in the emulator"
+        lines.append(f"time per pass {where}: {milliseconds:.2f} ms")
     verdict = "passes"
     if failed:
         verdict = f": {failed[0].name} fails: {failed[0].what}"
     elif not on_a_mac:
-        verdict = "is graph-correct, as rehearsed; this shows nothing about the Neural Engine"
+        verdict = "is graph-correct in the emulator; this shows nothing about the Neural Engine"
     lines.append(f"verdict: {name}{'' if failed else ' '}{verdict}")
     value = {
         **about,

@@ -1,6 +1,6 @@
-"""The shape of a layer to probe, and a model of one such layer with random weights.
+"""The shape of a layer to probe, and a one-layer model with random weights.
 
-It is Llama's layer: the operations that all families share.
+It is a Llama layer, whose operations all families share.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,29 +20,29 @@ _SLOTS = 2048
 _TOKENS = 64
 _MIN_SIZES = {"d": 1, "heads": 1, "kv": 1, "dh": 2, "ff": 1, "T": 1, "S": 2}
 _PER_WEIGHT = 20
-"""Bytes of memory at the peak of a conversion: 18 were measured for a layer of Phi-4-mini's shape,
-whose weights are there as torch's, the trace's, the program's and the compressed ones."""
+"""Bytes per weight at a conversion's memory peak. For a layer of Phi-4-mini's shape, 18 were
+measured: torch, the trace, the program and the compressed program each have the weights."""
 _PER_SCORE = 16
-"""Bytes per row and slot of a head: four arrays of float32 in the rehearsal."""
+"""Bytes per row and slot of a head: four float32 arrays in the emulator."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Sizes of a decoder layer and of its calls. Raises InvalidRequest if they contradict."""
+    """The sizes of a decoder layer and its passes. Raises InvalidRequest if they conflict."""
 
     d: int
     """Hidden size."""
     heads: int
     kv: int
-    """Heads of keys and values."""
+    """Number of key and value heads."""
     dh: int
-    """Channels of a head."""
+    """Channels per head."""
     ff: int
     """Channels of the feed-forward network."""
     T: int
-    """Rows of a call."""
+    """Rows per forward pass."""
     S: int
-    """KV cache positions."""
+    """KV cache slots."""
 
     def __post_init__(self) -> None:
         for key, value in asdict(self).items():
@@ -51,9 +51,9 @@ class LayerShape:
         if self.heads % self.kv:
             raise InvalidRequest(f"kv is {self.kv}; expected a divisor of the {self.heads} heads")
         if self.dh % 2:
-            raise InvalidRequest(f"dh is {self.dh}; expected an even number, because of RoPE")
+            raise InvalidRequest(f"dh is {self.dh}; expected an even number, for RoPE")
         if self.T > self.S:
-            raise InvalidRequest(f"T is {self.T}; expected at most the {self.S} slots of S")
+            raise InvalidRequest(f"T is {self.T}; expected at most S, {self.S} slots")
 
     def __str__(self) -> str:
         return ",".join(f"{key}={value}" for key, value in asdict(self).items())
@@ -64,31 +64,31 @@ class LayerShape:
 
 
 def parse_shape(text: str) -> LayerShape:
-    """`EXAMPLE` as a shape. d and heads are required; others have defaults.
+    """Parse a shape such as `EXAMPLE`. d and heads are required; others have defaults.
 
     Raises InvalidRequest for an unknown or repeated key, a value that is not a whole number, or
-    values that contradict each other.
+    conflicting values.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
         if key not in _MIN_SIZES or key in sizes or not (value.isascii() and value.isdigit()):
-            raise InvalidRequest(f"{part.strip()!r} in a shape; expected sizes as in {EXAMPLE}")
+            raise InvalidRequest(f"invalid size {part.strip()!r}; expected a shape like {EXAMPLE}")
         sizes[key] = int(value)
     missing = [key for key in ("d", "heads") if not sizes.get(key)]
     if missing:
-        raise InvalidRequest(f"a shape without {' and '.join(missing)}; expected {EXAMPLE}")
+        raise InvalidRequest(f"shape without {' and '.join(missing)}; expected {EXAMPLE}")
     d, heads = sizes["d"], sizes["heads"]
     if "dh" not in sizes and d % heads:
         raise InvalidRequest(
-            f"d is {d}, which {heads} heads do not divide; expected another d, or dh as well"
+            f"d is {d}, which is not divisible by {heads} heads; change d, or set dh"
         )
     defaults = {"kv": heads, "dh": d // heads, "ff": 4 * d, "T": DECODE_ROWS, "S": _SLOTS}
     return LayerShape(**{**defaults, **sizes})
 
 
 def shape_of(config: Any, *, rows: int, slots: int) -> LayerShape:
-    """The shape of a model's layers, from a config of transformers: that of one expert of many."""
+    """Return the shape of a model's layers, or of one expert, from transformers' config."""
     heads = config.num_attention_heads
     return LayerShape(
         d=config.hidden_size,
@@ -102,28 +102,28 @@ def shape_of(config: Any, *, rows: int, slots: int) -> LayerShape:
 
 
 def check_memory(name: str, shape: LayerShape, weights: int, *, others: int = 0) -> None:
-    """Raise InvalidRequest if a layer's conversion needs more memory than there is.
+    """Raise InvalidRequest if a layer's conversion needs more than the machine's memory.
 
     Args:
-        name: of the layer, for the message.
-        shape: of its attention and its calls.
-        weights: numbers in its matrices.
-        others: further numbers in memory, as float32.
+        name: the layer's name, for the message.
+        shape: the shape of its attention and passes.
+        weights: number of weights in its matrices.
+        others: further float32 numbers in memory.
     """
     states = shape.S * shape.heads * shape.dh
     scores = shape.heads * shape.T * shape.S
     needed = _PER_WEIGHT * (weights + states) + _PER_SCORE * scores + 4 * others
     if needed > memory_bytes():
         raise InvalidRequest(
-            f"{name} needs about {megabytes(needed)} of memory, and {megabytes(memory_bytes())} "
-            "are here; expected a smaller layer or fewer slots"
+            f"{name} needs about {megabytes(needed)} of memory; this machine has "
+            f"{megabytes(memory_bytes())}; choose a smaller layer or fewer slots"
         )
 
 
 def random_model(shape: LayerShape, folder: Path) -> Source:
-    """A checkpoint of one layer of this shape, written to `folder`; equal each time.
+    """Write a checkpoint with one layer of this shape to `folder`; it is the same every time.
 
-    Rows about keep their length in a matrix, as in a trained layer.
+    Matrices roughly preserve the length of rows, as in a trained layer.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -145,5 +145,5 @@ def random_model(shape: LayerShape, folder: Path) -> Source:
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)
     facts = Facts(shape.S, (), None, add_bos=False, bos_token=None, eos_token=None, license=None)
-    name = f"a random model of the shape {shape}"
+    name = f"a random model with shape {shape}"
     return Source(name, {}, name, folder, folder / TOKENIZER, None, facts)

@@ -1,20 +1,20 @@
-"""The rehearsal: runs a Core ML package in numpy on any machine, with coremltools' interface.
+"""The emulator ("rehearsal"): runs Core ML packages in numpy, with coremltools' interface.
 
-`RehearsalModel` has `make_state` and `predict` like `coremltools.models.MLModel`, and rejects what
-Core ML would reject. It verifies that a graph is correct ("graph-correct"). It does not model a
-device: where an operation runs, in which order an accelerator adds, or how long it takes.
+`RehearsalModel` has `make_state` and `predict` like `coremltools.models.MLModel`, and rejects the
+same inputs as Core ML. It verifies that a graph is correct ("graph-correct"). It does not model a
+device: where an operation runs, an accelerator's order of additions, or the time.
 
-Invariant: the numbers of a token's row are bitwise equal for every number of rows of a block and
-every position in it, as far as the program keeps rows apart. Reasons:
+Invariant: a token's row is bit-identical for every number of rows in a block and every position in
+it, if the program keeps rows separate. Reasons:
 
 - every sum of products is a separate dot product of two contiguous vectors (`ops/products.py`);
-- every other sum runs over contiguous numbers, in an order given by their count alone
+- every other sum is over contiguous numbers, in an order that depends only on their count
   (`ops/reductions.py`);
-- functions beyond IEEE's get whole vectors only (`ops/elementwise.py`);
+- functions beyond IEEE's get only whole vectors (`ops/elementwise.py`);
 - everything else is correctly rounded or does not round.
 
-A sum over rows (a write of T rows into the slots of a cache) is exact if all but one term are zero.
-A softmax over an axis as long as the block mixes rows, in the program and so here.
+A sum over rows (a write of T rows into cache slots) is exact if all but one term are zero. Softmax
+over an axis as long as the block mixes rows, as it does in the program.
 """
 
 from collections.abc import Mapping
@@ -32,13 +32,13 @@ from paceline_coreml.rehearsal.program import Feature, MilFunction, MilPackage, 
 
 class RehearsalState:
     def __init__(self, owner: object, states: tuple[Feature, ...]) -> None:
-        """All zeros. Models with an equal `owner` may use it."""
+        """Create a state with all zeros. Models with an equal `owner` may use it."""
         self.owner = owner
         self.cells = {feature.name: Cell(np.zeros(feature.shape, np.float32)) for feature in states}
 
 
 class RehearsalModel:
-    """A function of a package, ready to be called; see the top of this file."""
+    """A package's function, ready to run; see the top of this file."""
 
     def __init__(
         self, path: Path | str, *, function_name: str | None = None, rounding: str = "f16"
@@ -49,12 +49,12 @@ class RehearsalModel:
             path: the `.mlpackage` folder.
             function_name: name of the function; None: the default one.
             rounding: "f16" rounds to fp16 after every operation whose output is declared as fp16,
-                and keeps states as fp16; "f32" never rounds; "engine" computes as the Neural
-                Engine is said to (`ops/engine_numerics.py`).
+                and keeps states as fp16; "f32" never rounds; "engine" emulates the Neural Engine's
+                reported numerics (`ops/engine_numerics.py`).
 
         Raises:
-            ModelError: it is no ML program, damaged, or has unsupported operations; the message
-                names every fault.
+            ModelError: it is not an ML program, is corrupt, or has unsupported operations; the
+                message lists every fault.
             InvalidRequest: the rounding is unknown.
             MissingExtra: coremltools is not installed.
         """
@@ -74,7 +74,7 @@ class RehearsalModel:
         self._owner = (self.package.path.resolve(), states, rounding)
 
     def make_state(self) -> RehearsalState:
-        """A new state, all zeros; empty if the model has no states."""
+        """Create a state with all zeros; it is empty if the model has no states."""
         return RehearsalState(self._owner, self.function.states)
 
     def predict(
@@ -83,23 +83,23 @@ class RehearsalModel:
         """Run the function once.
 
         Args:
-            data: input name -> array, with a declared shape. fp16 inputs are rounded to fp16.
-            state: from `make_state`; the call changes it. Required if the model has states.
+            data: input name -> array with a declared shape. fp16 inputs are rounded to fp16.
+            state: a state from `make_state`, which is changed. Required if the model has states.
 
         Returns:
-            Output name -> array: float32, or int32 for integers.
+            Output name -> array in float32, or int32 for integers.
 
         Raises:
-            InvalidRequest: an input is missing, unknown, or of another shape or type than declared;
-                the state is missing or belongs to another model.
+            InvalidRequest: an input is missing or unknown, or its shape or type is not the declared
+                one; the state is missing or belongs to another model.
             ModelError: an operation got incompatible operands.
         """
         if state is None and self.function.states:
             names = ", ".join(feature.name for feature in self.function.states)
-            raise InvalidRequest(f"the model keeps {names}; pass a state from make_state()")
+            raise InvalidRequest(f"the model has states {names}; pass a state from make_state()")
         if state is not None and state.owner != self._owner:
             raise InvalidRequest(
-                "the state is another model's; make one with this model's make_state()"
+                "the state is from another model; create one with this model's make_state()"
             )
         values: dict[str, Any] = dict(self._plan.constants)
         values |= state.cells if state is not None else {}
@@ -110,9 +110,9 @@ class RehearsalModel:
         return {feature.name: _returned(values[feature.name]) for feature in self.function.outputs}
 
     def _checked(self, data: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs, validated and in their declared types."""
+        """Return the inputs, validated and converted to their declared types."""
         faults = [f"{name} is missing" for name in self._inputs if name not in data]
-        faults += [f"{name} is no input of this model" for name in data if name not in self._inputs]
+        faults += [f"{name} is not an input" for name in data if name not in self._inputs]
         arrays = {name: np.asarray(data[name]) for name in self._inputs if name in data}
         for name, array in arrays.items():
             faults += _input_faults(self._inputs[name], array)
@@ -131,13 +131,13 @@ def _check_names(package: MilPackage, function: MilFunction) -> None:
     ):
         if declared != defined:
             raise ModelError(
-                f"{package.path}: {function.name} declares the {kind} {sorted(declared)}, and its "
+                f"{package.path}: {function.name} declares the {kind} {sorted(declared)}, but its "
                 f"program has {sorted(defined)}"
             )
 
 
 def _input_faults(declared: Feature, array: Array) -> list[str]:
-    """Faults for which Core ML would reject an input."""
+    """Return the faults for which Core ML would reject an input."""
     whole = array.dtype.kind in "iub"
     if declared.dtype.startswith("int") and not whole:
         return [f"{declared.name} is {array.dtype.name}, expected whole numbers"]
@@ -160,6 +160,6 @@ def _ranges(declared: Feature) -> str:
 
 
 def _returned(value: Array) -> Array:
-    """A copy in the type that coremltools returns: a state or an input may share the memory."""
+    """Copy to the type that coremltools returns: a state or an input may share the memory."""
     kind = np.float32 if value.dtype.kind == "f" else np.int32
     return np.array(value, kind, order="C")

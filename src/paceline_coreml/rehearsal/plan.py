@@ -1,12 +1,12 @@
-"""Prepares a function of a package to run: binds every operation to the function that computes it.
+"""Prepares a package's function to run: binds every operation to the function that computes it.
 
-Finds every unsupported operation, parameter and option when a package is opened, and names all of
-them in one error. Folds operations whose operands are all constants. Matrices are contiguous
+When a package is opened, this finds all unsupported operations, parameters and options, and reports
+them in one error. Operations with only constant operands are folded. Matrices are contiguous
 float32.
 
-Rounding: everything is computed in float32. In "f16" a value declared as fp16 is rounded to fp16
-after every operation that computes, and still held as float32; in "f32" nothing is rounded;
-"engine" is "f16" with the Neural Engine's numerics, as `ops/engine_numerics.py` has them.
+Rounding: everything is computed in float32. With "f16", a value declared as fp16 is rounded to fp16
+after every operation that computes, but stored as float32; with "f32" nothing is rounded; "engine"
+is "f16" with the Neural Engine's numerics from `ops/engine_numerics.py`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +40,7 @@ class ReadyOperation(NamedTuple):
     moving: tuple[_Moving, ...]
     """Arguments to look up: parameter, value name(s), conversion."""
     finish: tuple[tuple[str, Shape, Finish], ...]
-    """Per output its name, its declared shape, and the conversion to its type."""
+    """Each output's name, declared shape, and conversion to its type."""
     done: tuple[str, ...] = ()
     """Values whose last use is this step."""
 
@@ -48,7 +48,7 @@ class ReadyOperation(NamedTuple):
         """Read operands from `values` and add outputs to it.
 
         Raises:
-            ModelError: the operands are incompatible, or an output differs from its declared shape.
+            ModelError: operands are incompatible, or an output's shape is not the declared one.
         """
         arguments = dict(self.fixed)
         for parameter, source, form in self.moving:
@@ -82,11 +82,11 @@ class ReadyOperation(NamedTuple):
 class ReadyFunction(NamedTuple):
     steps: tuple[ReadyOperation, ...]
     constants: Mapping[str, Array]
-    """Values that steps look up, equal in every call."""
+    """Values that steps look up, the same in every run."""
 
 
 def finisher(dtype: str, rounding: str, *, moves: bool = False) -> Finish:
-    """The conversion to a declared type; `moves`: the operation only moves values of that type."""
+    """Return the conversion to a declared type; `moves`: the operation only moves values."""
     if dtype == "fp16" and rounding != "f32" and not moves:
         return to_half_flushed if rounding == ENGINE else to_half
     if dtype in ("fp16", "fp32"):
@@ -99,7 +99,7 @@ def make_plan(package: MilPackage, function: MilFunction, rounding: str) -> Read
     """Prepare a function to run.
 
     Raises:
-        ModelError: something is unsupported; the message names every fault.
+        ModelError: something is unsupported; the message lists every fault.
         InvalidRequest: the rounding is unknown.
     """
     if rounding not in ROUNDINGS:
@@ -108,7 +108,7 @@ def make_plan(package: MilPackage, function: MilFunction, rounding: str) -> Read
     if faults.messages:
         more = f" and {len(faults.messages) - 8} more" if len(faults.messages) > 8 else ""
         raise ModelError(
-            f"{package.path} cannot be rehearsed: {'; '.join(faults.messages[:8])}{more}"
+            f"the emulator cannot run {package.path}: {'; '.join(faults.messages[:8])}{more}"
         )
     return _Folding(rounding).plan(function.block)
 
@@ -121,34 +121,34 @@ class _Faults:
         for op in function.block.ops:
             entry = OPS.get(op.type)
             if entry is None or op.blocks:
-                fault = f"{op.type} {op.name!r} is an operation that is not known here"
+                fault = f"{op.type} {op.name!r} is not a supported operation"
                 self.messages.append(fault)
             else:
                 self.messages += [f"{op.type} {op.name!r} {fault}" for fault in self._of(op, entry)]
             self._defined |= {output.name for output in op.outputs}
         self.messages += [
-            f"nothing makes the output {name}"
+            f"the output {name} is not defined"
             for name in function.block.outputs
             if name not in self._defined
         ]
 
     def _of(self, op: Op, entry: Entry) -> Iterator[str]:
-        """Faults of an operation; operations before it are already checked."""
+        """Yield the faults of an operation; operations before it are already checked."""
         for parameter in sorted(entry.required - set(op.inputs)):
             yield f"has no {parameter}"
         for parameter, operands in op.inputs.items():
             if parameter not in entry.forms:
-                yield f"has the parameter {parameter}, which is not known here"
+                yield f"has the unsupported parameter {parameter}"
             elif len(operands) != 1 and parameter not in entry.several:
                 yield f"has {len(operands)} values for {parameter}, expected one"
             for operand in operands:
                 if isinstance(operand, str) and operand not in self._defined:
-                    yield f"reads {operand}, which nothing before it makes"
+                    yield f"reads {operand}, which is not defined before it"
                 elif parameter in entry.accepts:
                     accepted = sorted(entry.accepts[parameter])
                     option = self._option(operand)
                     if option not in accepted:
-                        yield f"has the {parameter} {option}, expected one of {', '.join(accepted)}"
+                        yield f"has {parameter} {option}, expected one of {', '.join(accepted)}"
         if op.type == "const":
             for output, operand in zip(op.outputs, op.inputs.get("val", ()), strict=False):
                 if isinstance(operand, Constant):
@@ -156,11 +156,11 @@ class _Faults:
 
     def _option(self, operand: str | Constant) -> str:
         constant = self._constants.get(operand) if isinstance(operand, str) else operand
-        return "that is computed" if constant is None else str(constant.value())
+        return "computed at run time" if constant is None else str(constant.value())
 
 
 class _Folding:
-    """Binds operations in order, and runs those whose operands are all constants."""
+    """A binder of operations that runs those whose operands are all constants."""
 
     def __init__(self, rounding: str) -> None:
         self._rounding = rounding
@@ -214,7 +214,7 @@ class _Folding:
         return finisher(operand.dtype, "f32")(operand.value())
 
     def _name(self, operand: str | Constant) -> str:
-        """The name of an operand in `values`; an unnamed constant gets one."""
+        """Return the name of an operand in `values`; an unnamed constant gets one."""
         if isinstance(operand, str):
             return operand
         name = f"constant {len(self._constants)}"

@@ -1,9 +1,9 @@
 """Reads a saved Core ML program: functions, operations, constants, and declared features.
 
-Reads `.mlpackage` folders that hold an ML program, for the executor and the linter; runs and checks
-nothing else. Names, types and shapes are the package's own; a dimension known only at run time is
-None. Constants stay in the weight file until used. Invariant: after reading, the file is known to
-hold all of them, in their declared types.
+Reads `.mlpackage` folders with an ML program, for the emulator and the linter; it does not run or
+check anything else. Names, types and shapes are the package's own; dimensions known only at run
+time are None. Constants stay in the weight file until used. Invariant: after reading, the file is
+known to have all of them, in their declared types.
 """
 
 import math
@@ -20,10 +20,10 @@ from paceline_coreml.rehearsal.proto import messages
 from paceline_coreml.rehearsal.weights import DTYPES, Constant, WeightFile, bytes_of
 
 Shape = tuple[int | None, ...]
-"""None: known at run time only."""
+"""Sizes per axis; None: known only at run time."""
 
 Operand = str | Constant
-"""Name of a value computed before, or an inline constant."""
+"""Name of an earlier value, or an inline constant."""
 
 _HELD_IN_ATTRIBUTES: Final = ("const", "constexpr_")
 """Operation types whose constants may be attributes (always before iOS 18)."""
@@ -31,7 +31,7 @@ _HELD_IN_ATTRIBUTES: Final = ("const", "constexpr_")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Output of an operation, or input of a function."""
+    """The output of an operation, or the input of a function."""
 
     name: str
     dtype: str
@@ -57,7 +57,7 @@ class MilBlock:
     outputs: tuple[str, ...]
 
     def walk(self) -> Iterator[Op]:
-        """Every operation, with nested blocks after their operation."""
+        """Yield every operation, with nested blocks after their operation."""
         for op in self.ops:
             yield op
             for block in op.blocks:
@@ -74,7 +74,7 @@ class Feature:
     """The default shape; empty if none is declared, as usual for outputs."""
     lower: tuple[int, ...]
     upper: tuple[int | None, ...]
-    """Inclusive bounds per dimension, equal if it is fixed; None: unbounded."""
+    """Inclusive bounds per dimension, which are equal if it is fixed; None: unbounded."""
     choices: tuple[tuple[int, ...], ...] = ()
     """The allowed shapes, if they are enumerated (EnumeratedShapes)."""
 
@@ -85,14 +85,14 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class MilFunction:
-    """One of the programs in a package, with its features."""
+    """A program in a package, with its features."""
 
     name: str
     inputs: tuple[Feature, ...]
     outputs: tuple[Feature, ...]
     states: tuple[Feature, ...]
     block: MilBlock
-    """Its inputs are those of the function, states last."""
+    """The block's inputs are the function's inputs, with states last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class MilPackage:
     default_function: str
 
     def function(self, name: str | None = None) -> MilFunction:
-        """A function by name, the default one for None. Raises ModelError for an unknown one."""
+        """Return the function `name`, or the default one. Raises ModelError for an unknown name."""
         name = self.default_function if name is None else name
         if name not in self.functions:
             raise ModelError(
@@ -116,7 +116,7 @@ def read_package(path: Path) -> MilPackage:
     """Read a `.mlpackage` folder.
 
     Raises:
-        ModelError: it is no package, damaged, or holds no ML program.
+        ModelError: it is not a package, is corrupt, or has no ML program.
         MissingExtra: coremltools is not installed.
     """
     location = _model_file(path)
@@ -125,8 +125,8 @@ def read_package(path: Path) -> MilPackage:
         spec = from_bytes(location.read_bytes())
     except OSError as error:
         raise ModelError(f"{location} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # protobuf's own, which is not imported here
-        raise ModelError(f"{location} is no Core ML model: {error}") from error
+    except Exception as error:  # protobuf's own class, which is not imported
+        raise ModelError(f"{location} is not a Core ML model: {error}") from error
     kind = spec.WhichOneof("Type")
     if kind != "mlProgram":
         raise ModelError(f"{path} holds a {kind or 'model without content'}; expected an mlProgram")
@@ -135,7 +135,7 @@ def read_package(path: Path) -> MilPackage:
 
 def _model_file(path: Path) -> Path:
     if not path.is_dir():
-        raise ModelError(f"{path} is no folder; expected a Core ML package (.mlpackage)")
+        raise ModelError(f"{path} is not a folder; expected a Core ML package (.mlpackage)")
     manifest = path / "Manifest.json"
     if not manifest.is_file():
         raise ModelError(f"{path} has no Manifest.json; expected a Core ML package (.mlpackage)")
@@ -144,12 +144,12 @@ def _model_file(path: Path) -> Path:
     entry = items.get(root) if isinstance(items, dict) else None
     inside = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(inside, str):
-        raise ModelError(f"{manifest} does not say where the model is")
+        raise ModelError(f"{manifest} has no path to the model; expected a Core ML package")
     return path / "Data" / inside
 
 
 class _Reader:
-    """Turns messages into what is above; knows where the package is, for constants and errors."""
+    """A reader that turns protobuf messages into the classes above."""
 
     def __init__(self, path: Path, location: Path) -> None:
         self._path = path
@@ -179,7 +179,7 @@ class _Reader:
         }
         if default not in functions:
             raise ModelError(
-                f"{self._path}: the default function is {default!r}, and there is only "
+                f"{self._path}: the default function {default!r} does not exist; it has "
                 f"{', '.join(sorted(functions)) or 'none'}"
             )
         return MilPackage(self._path, functions, default)
@@ -188,7 +188,7 @@ class _Reader:
         if function.opset not in function.block_specializations:
             raise ModelError(f"{self._path}: {name} has no operations for {function.opset!r}")
         block = self.block(function.block_specializations[function.opset])
-        # A function's own inputs are not repeated by its block.
+        # A block does not repeat its function's inputs.
         inputs = sorted(map(self.value, function.inputs), key=lambda value: value.is_state)
         return MilFunction(
             name,
@@ -208,8 +208,8 @@ class _Reader:
         dtype = self._feature_dtypes.get(array.dataType)
         if dtype is None:
             raise ModelError(
-                f"{self._path}: {feature.name} has numbers of type {array.dataType}; expected one "
-                f"of {', '.join(self._feature_dtypes.values())}"
+                f"{self._path}: {feature.name} has type {array.dataType}; expected one of "
+                f"{', '.join(self._feature_dtypes.values())}"
             )
         shape: tuple[int, ...] = tuple(array.shape)
         lower, upper = shape, cast("Shape", shape)
@@ -260,14 +260,14 @@ class _Reader:
     def tensor(self, tensor: Any, name: str) -> tuple[str, Shape]:
         dtype = self._dtypes.get(tensor.dataType, str(tensor.dataType))
         if dtype not in DTYPES:
-            raise ModelError(f"{self._path}: {name} has numbers of an unknown type {dtype}")
+            raise ModelError(f"{self._path}: {name} has the unknown type {dtype}")
         return dtype, tuple(
             dimension.constant.size if dimension.WhichOneof("dimension") == "constant" else None
             for dimension in tensor.dimensions
         )
 
     def constant(self, value: Any, owner: str) -> Constant:
-        """A constant of the operation `owner`."""
+        """Read a constant of the operation `owner`."""
         dtype, dimensions = self.tensor(value.type.tensorType, owner)
         shape = tuple(size or 0 for size in dimensions)
         count = math.prod(shape)
@@ -296,11 +296,11 @@ class _Reader:
         return Constant(dtype, shape, data)
 
     def file(self, name: str) -> WeightFile:
-        """A weight file, named relative to the model's folder."""
+        """Open a weight file, named relative to the model's folder."""
         if name not in self._files:
             inside = name.removeprefix("@model_path/")
             path = self._folder / inside
             if inside == name or not path.resolve().is_relative_to(self._folder.resolve()):
-                raise ModelError(f"{self._path}: {name!r} is no weight file of this package")
+                raise ModelError(f"{self._path}: {name!r} is not a weight file of this package")
             self._files[name] = WeightFile(path)
         return self._files[name]

@@ -2,7 +2,7 @@
 
 Importing coremltools takes seconds, imports torch if installed, and prints version warnings. Its
 generated messages need only protobuf, so its folder `proto` is imported as a separate package.
-protobuf keeps one object per message, so both imports give the same ones.
+protobuf keeps one object per message, so both imports have the same ones.
 """
 
 import importlib
@@ -17,7 +17,7 @@ _ALONE = "_paceline_coreml_proto"
 
 
 def messages(module: str) -> ModuleType:
-    """One of coremltools' generated modules, such as `Model_pb2`.
+    """Import one of coremltools' generated modules, such as `Model_pb2`.
 
     Raises MissingExtra if coremltools is not installed.
     """

@@ -1,8 +1,8 @@
-"""Numbers as stored in a Core ML package: MIL's types, and the weight file.
+"""The storage of numbers in a Core ML package: MIL's types, and the weight file.
 
-Independent of programs. A weight file has a header of 64 bytes and, per array, a record of 64
+Does not depend on programs. A weight file has a header of 64 bytes and, per array, a record of 64
 bytes with its type, size and offset (MILBlob's storage format, version 2, little-endian).
-Invariant: a record that differs from the program's declaration is an error on reading the package.
+Invariant: reading a package fails if a record differs from the program's declaration.
 """
 
 import math
@@ -20,17 +20,17 @@ from paceline.errors import ModelError
 Array = npt.NDArray[Any]
 
 _HEADER = struct.Struct("<II56x")  # records, version
-_RECORD = struct.Struct("<IIQQQ32x")  # mark, kind, bytes, where the numbers begin, padding bits
+_RECORD = struct.Struct("<IIQQQ32x")  # mark, kind, bytes, offset of the numbers, padding bits
 _MARK: Final = 0xDEADBEEF
 _VERSION: Final = 2
 
 
 class StoredType(NamedTuple):
-    """How numbers of a MIL type are stored, and their numpy type here."""
+    """The storage of a MIL type, and its numpy type."""
 
     held: type[np.generic]
     bits: int
-    """Bits of a stored number; below 8 they are packed, the first in the lowest bits."""
+    """Bits per stored number; numbers below 8 bits are packed, the first in the lowest bits."""
     kind: int | None = None
     """The type's number in a weight file; None: never in a file."""
 
@@ -56,7 +56,7 @@ DTYPES: Final = {
     "int64": StoredType(np.int64, 64),
     "uint64": StoredType(np.uint64, 64),
 }
-"""The supported MIL types, by their names in MIL's text form."""
+"""The supported MIL types, by their names in MIL's text format."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class WeightFile:
         return data
 
     def record(self, offset: int, dtype: str, count: int) -> npt.NDArray[np.uint8]:
-        """Bytes of `count` numbers of a type from the offset of their record.
+        """Return the bytes of `count` numbers of a type, given the offset of their record.
 
         Raises ModelError if the record is missing, or has another type or size.
         """
@@ -90,7 +90,7 @@ class WeightFile:
             raise ModelError(f"{where} is outside the file, which has {data.size} bytes")
         mark, kind, size, begin, _ = _RECORD.unpack(data[offset : offset + _RECORD.size].tobytes())
         if mark != _MARK:
-            raise ModelError(f"{where} is no record; the file is damaged")
+            raise ModelError(f"{where} is not a record; the file is corrupt")
         expected = bytes_of(dtype, count)
         if kind != DTYPES[dtype].kind or size != expected:
             raise ModelError(
@@ -99,22 +99,22 @@ class WeightFile:
             )
         if begin + size > data.size:
             raise ModelError(
-                f"{where} goes to byte {begin + size} and the file has {data.size}; it is cut off"
+                f"{where} ends at byte {begin + size}, but the file is truncated at {data.size}"
             )
         return data[begin : begin + size]
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An array or a string of a program; its numbers are read on access."""
+    """An array or string of a program; its numbers are read on access."""
 
     dtype: str
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8] | str = field(repr=False)
-    """As stored: bytes (mapped from the weight file if large), or the string."""
+    """Stored bytes (mapped from the weight file if large), or the string."""
 
     def value(self) -> Array | str:
-        """The string, or the numbers in the numpy type of `DTYPES`. Read-only."""
+        """Return the string, or the numbers in the numpy type of `DTYPES`, read-only."""
         if isinstance(self.data, str):
             return self.data
         return unpacked(self.data, self.dtype, math.prod(self.shape)).reshape(self.shape)
@@ -125,7 +125,7 @@ def bytes_of(dtype: str, count: int) -> int:
 
 
 def unpacked(data: npt.NDArray[np.uint8], dtype: str, count: int) -> Array:
-    """`count` numbers of a type from their bytes, in the numpy type of `DTYPES`."""
+    """Unpack `count` numbers of a type from their bytes, in the numpy type of `DTYPES`."""
     held, bits, _ = DTYPES[dtype]
     if bits >= 8:
         return data.view(held)

@@ -1,12 +1,12 @@
-"""Heads for targets in MLX, as the core's `HeadKind`: `dflash` fills a block, `mtp` drafts a chain.
+"""Heads for MLX targets, as the core's `HeadKind`: `dflash` fills a block, `mtp` drafts a chain.
 
 DFlash is a block-diffusion drafter (arXiv 2602.06036; z-lab's checkpoints): a few Qwen3-style
 layers without a causal mask. Queries come from the block, `[last token, mask, mask, ...]`; keys and
-values from the block and from hidden states tapped from the target for all tokens so far. A chain
-is drafted by one layer, token by token: `mtp` of the target itself, or an EAGLE-3 head. Both use
-the target's embeddings and head.
+values from the block and from hidden states tapped from the target for all tokens so far. One layer
+drafts a chain token by token: the target's own MTP head, or an EAGLE-3 head. Both kinds use the
+target's embeddings and head.
 
-Nothing heavy is imported before a head is asked for.
+MLX is imported only when a head is opened.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ from paceline.drafters.heads import HeadFacts, OpenHead
 
 _BITS: Final = (4, 8)
 _USUAL_LAYERS = 32
-"""Layers of a target for which an EAGLE-3 head without layer ids is described: only its taps
-differ."""
+"""Assumed layers of the target when describing an EAGLE-3 head without layer ids. Only its taps
+depend on this number."""
 
 
 class _DFlash:
@@ -28,7 +28,7 @@ class _DFlash:
         return False
 
     def read(self, folder: Path) -> Any:
-        """The config of a checkpoint, as `taps` reads it; without MLX."""
+        """Return the config of a checkpoint; does not import MLX."""
         from paceline_mlx.heads.dflash.config_file import read_config
 
         return read_config(folder)

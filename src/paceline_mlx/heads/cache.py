@@ -1,6 +1,6 @@
-"""The cache of a head for one sequence: keys and values, and hidden states that wait for theirs.
+"""A head's cache for one sequence: keys and values, and hidden states not yet turned into them.
 
-Invariant: a key is rotated to its token's position, so positions may have gaps.
+Invariant: each key is rotated to its token's position, so positions may have gaps.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ PREFILL_CHUNK = 512
 
 class NewRows(NamedTuple):
     tapped: Array
-    """[n, taps * d]: the target's hidden states of n tokens."""
+    """[n, taps * d]: the target's hidden states for n tokens."""
     start: int
     following: Sequence[int] = ()
-    """The n tokens that follow them, each one position later; of a `ChainCache`."""
+    """For a `ChainCache`: the n tokens that follow them, each one position later."""
 
 
 class HeadCache:
-    """Decoding only appends and truncates it."""
+    """A cache that decoding only appends to and truncates."""
 
     def __init__(self, layers: int) -> None:
         self.layers = [KVCache() for _ in range(layers)]
         """Keys and values, [1, kv_heads, n, head_dim]; rows after the last position are invalid."""
         self.positions: list[int] = []
         self.pending: list[Array] = []
-        """[n, taps * d] each: hidden states of later tokens, in order and without gaps."""
+        """[n, taps * d] each: hidden states for later tokens, in order and without gaps."""
         self.pending_start = 0
 
     def __len__(self) -> int:
@@ -77,16 +77,16 @@ class HeadCache:
 
 
 class ChainCache(HeadCache):
-    """Row i has the hidden state of position i and the token of position i + 1.
+    """A cache whose row i has the hidden state of position i and the token of position i + 1.
 
-    So a row depends on one token more than its position says: truncated to n tokens, a row at
-    n - 1 is dropped with those after it, and a pending one loses the token after it.
+    So each row depends on the token after its position. Truncation to n tokens drops rows from
+    n - 1 up, and a pending row at n - 1 loses its following token.
     """
 
     def __init__(self, layers: int = 1) -> None:
         super().__init__(layers)
         self.following: list[int] = []
-        """The tokens after the pending rows; the last row's may not be known yet."""
+        """Tokens that follow the pending rows; the last row's may not be known yet."""
 
     def copy(self, position: int) -> Self:
         duplicate = super().copy(position)
@@ -100,12 +100,12 @@ class ChainCache(HeadCache):
             self.positions.pop()
 
     def complete(self, token: int) -> None:
-        """Note that the last pending row is followed by `token`."""
+        """Record that `token` follows the last pending row."""
         if len(self.following) < self.pending_count:
             self.following.append(token)
 
     def take_pending(self) -> NewRows | None:
-        """The pending rows whose next token is known; none are left then."""
+        """Return the pending rows whose next token is known, and clear all pending rows."""
         rows = super().take_pending()
         following, self.following = self.following, []
         if rows is None or not following:

@@ -1,4 +1,4 @@
-"""What the config.json of every head has in common: its fields, their checks, and its shape."""
+"""The common part of every head's config.json: its fields, their checks, and the head's shape."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,10 +22,10 @@ One = Annotated[float, Limit(ge=1, le=1)]
 
 @dataclass(frozen=True, slots=True)
 class Llama3Rope:
-    """Scaling that divides low frequencies by `factor`, and keeps high ones.
+    """RoPE scaling that divides low frequencies by `factor` and keeps high ones.
 
-    A frequency is low if it makes fewer than `low_freq_factor` turns in the context of
-    `original_max_position_embeddings` tokens, and high above `high_freq_factor`.
+    A frequency is low if it makes fewer than `low_freq_factor` turns within
+    `original_max_position_embeddings` tokens, and high if it makes more than `high_freq_factor`.
     """
 
     factor: float
@@ -34,10 +34,10 @@ class Llama3Rope:
     original_max_position_embeddings: int
 
     def periods(self, dims: int, theta: float) -> npt.NDArray[np.float32]:
-        """Inverses of the frequencies, [dims / 2], in positions per radian.
+        """Return the inverses of the frequencies, [dims / 2], in positions per radian.
 
-        Frequencies are scaled as in `_compute_llama3_parameters` of transformers: between low and
-        high, by a mean that moves with the number of turns.
+        Scales like transformers' `_compute_llama3_parameters`: between low and high, it
+        interpolates by the number of turns.
         """
         plain = 1 / theta ** (np.arange(0, dims, 2) / dims)
         turns = self.original_max_position_embeddings * plain / (2 * np.pi)
@@ -55,13 +55,13 @@ class HeadConfig:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    """Tokens of the target."""
+    """The target's vocabulary size."""
     rms_norm_eps: float
     rope_theta: float
     taps: tuple[int, ...]
-    """Layers of the target, from 0, after which hidden states are tapped."""
+    """Layers of the target, from 0, whose output is tapped."""
     num_target_layers: int | None = None
-    """Layers of the target; None: not in the checkpoint."""
+    """Layers of the target, or None if the checkpoint does not state them."""
     llama3_rope: Llama3Rope | None = None
 
     def facts(self, kind: str, form: str) -> HeadFacts:
@@ -74,10 +74,10 @@ class HeadConfig:
     def layer_shapes(
         self, width: int, *, gated: bool = False, head_norms: bool = True
     ) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of a decoder layer's weights, as Hugging Face calls them.
+        """Return name -> shape of a decoder layer's weights, with Hugging Face's names.
 
-        `width`: what attention reads of a row; `gated`: each head's query rows are followed by as
-        many rows of its gate; `head_norms`: queries and keys are normed.
+        `width`: size of attention's input; `gated`: the same number of gate rows follows each
+        head's query rows; `head_norms`: queries and keys are normalized.
         """
         d, ff, hd = self.hidden_size, self.intermediate_size, self.head_dim
         q, kv = self.num_attention_heads * hd, self.num_key_value_heads * hd
@@ -98,7 +98,7 @@ class HeadConfig:
 
 
 def architecture(folder: Path) -> str | None:
-    """The architecture in a folder's `config.json`; None: there is none."""
+    """Return the architecture in a folder's `config.json`, or None if there is none."""
     try:
         names = read_json(folder / CONFIG).get("architectures")
     except ModelError:
@@ -107,14 +107,14 @@ def architecture(folder: Path) -> str | None:
 
 
 def with_fields_of(kind: type[_T], file: object, **values: Any) -> _T:
-    """A dataclass with the fields that a parsed file has by the same name, and `values`."""
+    """Create a dataclass from a parsed file's fields of the same names, and `values`."""
     named = {field.name for field in fields(kind) if hasattr(file, field.name)}  # type: ignore[arg-type]
     return kind(**{name: getattr(file, name) for name in named} | values)
 
 
 @dataclass(kw_only=True)
 class Rope:
-    """`rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
+    """The `rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
 
     rope_type: Literal["default", "llama3"] | None = None
     type: Literal["default", "llama3"] | None = None
@@ -127,19 +127,19 @@ class Rope:
 
     @property
     def llama3(self) -> Llama3Rope | None:
-        """Its scaling; None: plain RoPE.
+        """The scaling, or None for plain RoPE.
 
-        Raises ValueError, with what is wrong, if a value is missing or the bounds are reversed.
+        Raises ValueError, with the reason, if a value is missing or the bounds are reversed.
         """
         if "llama3" not in (self.rope_type, self.type):
             return None
         values = {field.name: getattr(self, field.name) for field in fields(Llama3Rope)}
         if missing := [name for name, value in values.items() if value is None]:
-            raise ValueError(f"RoPE of type llama3 without {', '.join(missing)}")
+            raise ValueError(f"RoPE type llama3 requires {', '.join(missing)}")
         scaling = Llama3Rope(**values)
         if scaling.low_freq_factor >= scaling.high_freq_factor:
             raise ValueError(
-                f"low_freq_factor {scaling.low_freq_factor} of RoPE is not below "
+                f"RoPE's low_freq_factor {scaling.low_freq_factor} is not below its "
                 f"high_freq_factor {scaling.high_freq_factor}"
             )
         return scaling
@@ -147,7 +147,7 @@ class Rope:
 
 @dataclass(kw_only=True)
 class HeadFile:
-    """The fields of every head's config.json that decide what it computes."""
+    """The fields of every head's config.json that affect its computation."""
 
     hidden_size: Positive
     intermediate_size: Positive
@@ -162,7 +162,7 @@ class HeadFile:
 
 @dataclass(kw_only=True)
 class DrafterFile(HeadFile):
-    """Those of a head in a folder of its own."""
+    """The config fields of a head with its own checkpoint folder."""
 
     rope_theta: PositiveFloat = 10_000.0
     rope_parameters: Rope | None = None
@@ -170,12 +170,12 @@ class DrafterFile(HeadFile):
 
     @property
     def llama3_rope(self) -> Llama3Rope | None:
-        """The scaling of either field. Raises ValueError, with what is wrong."""
+        """The scaling in either field. Raises ValueError with the reason if it is invalid."""
         ropes = [rope for rope in (self.rope_parameters, self.rope_scaling) if rope is not None]
         return next((scaling for rope in ropes if (scaling := rope.llama3)), None)
 
     def settings(self) -> dict[str, Any]:
-        """Fields of `HeadConfig` that the file may give in two ways."""
+        """Return the fields of `HeadConfig` that a file may state in two ways."""
         theta = self.rope_parameters and self.rope_parameters.rope_theta
         return {
             "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
@@ -185,12 +185,13 @@ class DrafterFile(HeadFile):
         }
 
     def head_faults(self) -> list[str]:
-        """What contradicts itself in its numbers of heads, and in its RoPE."""
+        """Return the contradictions in the numbers of heads and in RoPE."""
         faults, heads = [], self.num_attention_heads
         if not self.head_dim and self.hidden_size % (2 * heads):
-            faults.append(f"hidden_size {self.hidden_size} over {heads} heads is no even head size")
+            size = f"hidden_size {self.hidden_size} / num_attention_heads {heads}"
+            faults.append(f"{size} is not an even head size")
         if heads % (self.num_key_value_heads or heads):
-            faults.append("num_attention_heads is no multiple of num_key_value_heads")
+            faults.append("num_attention_heads is not a multiple of num_key_value_heads")
         try:
             _ = self.llama3_rope
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Drafters of one request: they observe hidden states, and ask their network once a step."""
+"""Per-request drafters: they observe hidden states and run their network once per step."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,29 +11,29 @@ from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.cache import PREFILL_CHUNK, ChainCache, HeadCache
 
 MIN_CHANCE = 0.15
-"""A chain ends where all its drafts are right with less than this probability by the head's own
-estimate: one more row of the target costs about a tenth of a call."""
+"""A chain ends when the head's own estimate that all its drafts are right falls below this
+probability: one more row in the target's forward pass costs about a tenth of the pass."""
 
 
 class HeadDrafter(Drafter):
-    """Drafts for one request. All requests to a target share the network."""
+    """A drafter for one request. All requests to a target share the network."""
 
     def __init__(
         self, network: Any, cache: HeadCache, sampling: Sampling, prompt_length: int
     ) -> None:
-        """Draft with `network`, as `sampling` picks after a prompt.
+        """Draft with `network`; `sampling` picks the tokens after the prompt.
 
-        `cache` may have earlier tokens of the sequence.
+        `cache` may already contain tokens of the sequence.
         """
         self._network, self._cache = network, cache
         self._sampler = DraftSampler(sampling, prompt_length, network.config.vocab_size)
         self._drafted_at = -1
-        """Length of the context that `_draft` was made for."""
+        """Context length for which `_draft` was made."""
         self._draft = Proposal((), self.name)
 
     @abstractmethod
     def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Tokens after `context`, and their probabilities; the hidden states are in the cache."""
+        """Return tokens after `context` and their probabilities, from the cache's hidden states."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         if self._drafted_at != len(context):
@@ -54,7 +54,7 @@ class HeadDrafter(Drafter):
         if not computed.taps or not computed.accepted_rows:
             return
         cache, count = self._cache, self._cache.pending_count
-        # Pending rows are contiguous, and few: a long prompt is prefilled as it comes.
+        # Pending rows are contiguous and few: a long prompt is prefilled chunk by chunk.
         if count > PREFILL_CHUNK or (count and cache.pending_start + count != computed.start):
             rows = cache.take_pending()
             if rows is not None:
@@ -66,7 +66,7 @@ class HeadDrafter(Drafter):
     def _timed(
         self, chances: DeferredRows[float], started: float, rows: int
     ) -> DeferredRows[float]:
-        """The same probabilities, which `auto` reads before verification; a read is timed."""
+        """Wrap probabilities that `auto` reads before verification, to time the read."""
 
         def read() -> Sequence[float]:
             values = list(chances)
@@ -96,9 +96,9 @@ class MtpDrafter(HeadDrafter):
     _cache: ChainCache
 
     def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
-        """A chain after the last token.
+        """Return a chain after the last token.
 
-        Empty unless the hidden state of the token before the last one was observed.
+        It is empty unless the hidden state of the second-to-last token was observed.
         """
         cache = self._cache
         if not self._ends_at(len(context) - 1):

@@ -1,4 +1,4 @@
-"""What the networks of all heads share: the target's ends, a decoder layer's parts, and costs."""
+"""Base of all head networks: the target's embeddings and head, decoder layer parts, and costs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,9 +25,9 @@ class HeadNetwork:
     dtype: Any
 
     def __init__(self, folder: Path, config: HeadConfig, target: LoadedModel) -> None:
-        """Check that the head in `folder` fits its target.
+        """Check that the head in `folder` matches its target.
 
-        Raises ModelError: the message names every size that differs.
+        Raises ModelError with every size that differs.
         """
         embedded = target.embed(mx.array([0]))  # lazy: only its shape and dtype are used
         vocabulary = target.head(embedded).shape[-1]
@@ -40,16 +40,16 @@ class HeadNetwork:
         self._target = target
         self._rotary_dims = config.head_dim
         self._periods: Array | None = None
-        """Inverses of RoPE's frequencies; None: MLX computes those of plain RoPE itself."""
+        """Inverses of RoPE's frequencies; None: plain RoPE, whose frequencies MLX computes."""
         if (rope := config.llama3_rope) is not None:
             self._periods = mx.array(rope.periods(config.head_dim, config.rope_theta))
         self.cost = DraftCost()
 
     def tapped(self, taps: Mapping[str, npt.NDArray[np.float32]], rows: int) -> Array:
-        """Hidden states of a call's first `rows` rows, [rows, taps * d], evaluated.
+        """Return the hidden states of a block's first `rows` rows, [rows, taps * d], evaluated.
 
-        Taken from `taps.arrays` (layer -> array on the device) where the engine has it. They stay
-        valid when the engine runs its next call.
+        Uses `taps.arrays` (layer -> array on the device) if present. The result stays valid during
+        the engine's next forward pass.
         """
         arrays = getattr(taps, "arrays", None)
         if arrays is None:
@@ -58,26 +58,26 @@ class HeadNetwork:
         return evaluate(tapped.astype(self.dtype))
 
     def _embed(self, tokens: Array) -> Array:
-        """[R] -> [R, d]."""
+        """Embed tokens: [R] -> [R, d]."""
         return self._target.embed(tokens).astype(self.dtype)
 
     def _norm(self, rows: Array, weight: Array) -> Array:
         return mx.fast.rms_norm(rows, weight, self.config.rms_norm_eps)
 
     def _queries(self, layer: LayerWeights, rows: Array, position: int) -> Array:
-        """[R, d] -> [1, heads, R, head_dim], rotated to positions from `position` on."""
+        """Compute queries [1, heads, R, head_dim] of rows [R, d], rotated from `position`."""
         return self._rotated(self._heads(layer.query(rows)), layer.query_norm, position)
 
     def _keys_values(self, layer: LayerWeights, rows: Array, position: int) -> tuple[Array, Array]:
-        """[R, d] -> keys, rotated to positions from `position` on, and values.
+        """Compute keys and values [1, kv_heads, R, head_dim] of rows [R, d].
 
-        Both are [1, kv_heads, R, head_dim].
+        Keys are rotated; the first is at `position`.
         """
         keys, values = mx.split(self._heads(layer.keys_values(rows)), 2, axis=1)
         return self._rotated(keys, layer.key_norm, position), values
 
     def _heads(self, rows: Array) -> Array:
-        """[R, heads * head_dim] -> [1, heads, R, head_dim]."""
+        """Split rows into heads: [R, heads * head_dim] -> [1, heads, R, head_dim]."""
         return rows.reshape(len(rows), -1, self.config.head_dim).swapaxes(0, 1)[None]
 
     def _rotated(self, heads: Array, norm: Array | None, position: int) -> Array:
@@ -94,7 +94,7 @@ class HeadNetwork:
         )
 
     def _attended(self, queries: Array, keys: Array, values: Array, mask: Any) -> Array:
-        """[R, heads * head_dim]."""
+        """Return attention's output, [R, heads * head_dim]."""
         scale = self.config.head_dim**-0.5
         attended = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask
@@ -103,6 +103,6 @@ class HeadNetwork:
 
 
 def swiglu(gate_up: Matrix, down: Matrix, rows: Array) -> Array:
-    """[R, d] -> [R, d]; `gate_up` has the rows of both matrices."""
+    """Run an MLP: [R, d] -> [R, d]. `gate_up` has the rows of both matrices."""
     gate, up = mx.split(gate_up(rows), 2, axis=-1)
     return down(gate * mx.sigmoid(gate) * up)

@@ -1,7 +1,7 @@
-"""Reads the safetensors files of a head, and puts its weights on the device.
+"""Reads a head's safetensors files, and copies its weights to the device.
 
-A file is untrusted: the safetensors library compares its header with its size, and any fault is a
-ModelError. Values are read when they are computed with, so a head may be inside a large model.
+Files are untrusted: the safetensors library checks the header against the file size, and any fault
+raises ModelError. Values are read on first use, so a head may be inside a large model's files.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,16 +12,16 @@ from paceline.errors import ModelError
 from paceline_mlx.hooks import Array
 
 Matrix = Callable[[Array], Array]
-"""A linear layer, [R, in] -> [R, out]; its weight is [out, in]."""
+"""A linear layer, [R, in] -> [R, out]; its weights are [out, in]."""
 
 _GROUPS = (64, 32)
-"""Quantization group sizes, in columns; the first that divides a row is used."""
+"""Quantization group sizes, in columns; the first that divides the row length is used."""
 
 
 def stored_tensors(folder: Path) -> dict[str, Array]:
-    """The tensors of all safetensors files of a folder, by name; not evaluated.
+    """Return the tensors of all safetensors files in a folder, by name, not evaluated.
 
-    Raises ModelError if there is no such file, or one is not whole.
+    Raises ModelError if there are no such files, or if one is truncated.
     """
     import mlx.core as mx
     from safetensors import SafetensorError, safe_open
@@ -32,13 +32,13 @@ def stored_tensors(folder: Path) -> dict[str, Array]:
     tensors: dict[str, Any] = {}
     for path in paths:
         try:
-            with safe_open(path, framework="numpy"):  # MLX does not look whether all data is there
+            with safe_open(path, framework="numpy"):  # MLX does not detect truncated files
                 pass
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
         try:
             tensors |= mx.load(str(path))
-        except RuntimeError as error:  # a tensor of the file is of a type that MLX lacks
+        except RuntimeError as error:  # a tensor has a type that MLX lacks
             raise ModelError(f"{path} cannot be read by MLX: {error}") from error
     return tensors
 
@@ -50,9 +50,9 @@ def check_tensors(
     *,
     finite: bool = True,
 ) -> None:
-    """Check names, shapes and types of tensors, and if `finite` is set their values.
+    """Check names, shapes and types of tensors and, if `finite`, their values.
 
-    Raises ModelError: the message names the first five faults and counts the others.
+    Raises ModelError with the first five faults and the number of others.
     """
     faults = [
         f"{name} {fault}"
@@ -70,19 +70,19 @@ def _fault(tensor: Array | None, shape: tuple[int, ...], *, finite: bool) -> str
     if tensor.shape != shape:
         return f"is {list(tensor.shape)}, expected {list(shape)}"
     if str(tensor.dtype).rpartition(".")[2] not in ("bfloat16", "float16", "float32"):
-        return f"has the type {tensor.dtype}, expected bfloat16, float16 or float32"
+        return f"has type {tensor.dtype}, expected bfloat16, float16 or float32"
     if finite and not (tensor - tensor == 0).all():  # in MLX or torch
         return "has values that are not finite"
     return None
 
 
 class LayerWeights(NamedTuple):
-    """A decoder layer's weights; keys and values, and gate and up, share a matrix."""
+    """A decoder layer's weights. Keys and values share a matrix, as do gate and up."""
 
     input_norm: Array
     query: Matrix
     gate: Matrix | None
-    """Attention's output is multiplied by its sigmoid (Qwen3.5)."""
+    """Its sigmoid multiplies attention's output (Qwen3.5)."""
     keys_values: Matrix
     query_norm: Array | None
     key_norm: Array | None
@@ -102,15 +102,15 @@ class Weights:
         return self._tensors[f"{name}.weight"].astype(self._dtype)
 
     def matrix(self, *names: str) -> Matrix:
-        """Tensors [out, in], one after another in one matrix."""
+        """Concatenate tensors [out, in] into one matrix."""
         import mlx.core as mx
 
         return self._put(mx.concatenate([self.vector(name) for name in names]))
 
     def layer(self, name: str, *, gated_heads: int | None = None) -> LayerWeights:
-        """A decoder layer whose tensors are called `name` and Hugging Face's names.
+        """Return a decoder layer whose tensor names are `name` plus Hugging Face's names.
 
-        `gated_heads`: attention heads, if each one's query rows are followed by those of its gate.
+        `gated_heads`: number of attention heads, if gate rows follow each head's query rows.
         """
         query = self.vector(f"{name}self_attn.q_proj")
         gate = None

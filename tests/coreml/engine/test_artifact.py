@@ -74,7 +74,7 @@ def put(*keys: Any, value: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("version", value=2), "expected a coreml-model of version 1"),
+        (put("version", value=2), "expected coreml-model and version 1"),
         (put("functions", value=[2]), "functions is [2], expected one for 4 rows"),
         (put("lags", value=2), "ring is 0, expected at least 6"),
         (
@@ -84,13 +84,13 @@ def put(*keys: Any, value: Any) -> Change:
         (lambda value: value["layer_shards"].pop(), "the last shard ends at layer 2, expected 3"),
         (
             put("layer_shards", 1, "start", value=1),
-            "layers-002-003.mlpackage begins at layer 1, which the shard before it holds too",
+            "layers-002-003.mlpackage begins at layer 1, which is also in the shard before it",
         ),
         (
             put("head_shards", 1, "start", value=110),
             "tokens 100 to 109 are in no shard: head-000100-000160.mlpackage begins at 110",
         ),
-        (put("layer_shards", 0, "taps", value=[2]), "has taps [2], not all of them layers"),
+        (put("layer_shards", 0, "taps", value=[2]), "has taps [2], expected layers"),
         (put("files", value={}), "the files of layers-000-002.mlpackage are not listed"),
         (put("files", "embeddings.npy", "bytes", value=1), "embeddings.npy has"),
         (
@@ -120,7 +120,7 @@ def test_every_contradiction_is_named_at_once(folder: Path):
 def test_a_flipped_bit_and_a_missing_package_are_named(folder: Path):
     path = folder / HEADS[0] / "Manifest.json"
     path.write_bytes(path.read_bytes().replace(b"of", b"og"))
-    with raises(ModelError, "head-000000-000100.mlpackage/Manifest.json is not what"):
+    with raises(ModelError, "head-000000-000100.mlpackage/Manifest.json has changed"):
         read_artifact(folder)
     path.unlink()
     with raises(ModelError, "head-000000-000100.mlpackage/Manifest.json is missing"):

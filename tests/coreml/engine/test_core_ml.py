@@ -79,7 +79,7 @@ def test_what_coremltools_rejects_is_an_error_of_one_line(artifact: Path, mac: F
     hidden.flags.writeable = False
     with raises(ModelError, "head-000000-000080.mlpackage", "not convertible"):
         package.predict({"hidden": hidden})
-    with raises(ModelError, "head-000000-000080.mlpackage", "stream is no input"):
+    with raises(ModelError, "head-000000-000080.mlpackage", "stream is not an input"):
         package.predict({"stream": np.zeros((1, 64, 4, 1), np.float32)})
 
 

@@ -17,14 +17,14 @@ FAMILIES = {
     "zaya": "zaya.Zaya",
     "openai_privacy_filter": "privacy_filter.PrivacyFilter",
 }
-"""`model_type` of config.json -> module and the class or function that builds the `Family`."""
+"""The config's `model_type` -> module, and class or function that builds the `Family`."""
 
 ROUTINGS = {"zaya": ("top-1", "soft")}
-"""Families that support another routing than the one they were trained with."""
+"""Family -> supported routings, if there are others than the trained one."""
 
 
 def open_family(folder: Path, *, slots: int, conv_slots: int, routing: str | None = None) -> Family:
-    """Open the checkpoint in `folder`; `routing` is one of `ROUTINGS`, or None: as trained.
+    """Open the checkpoint in `folder`; `routing` is one of `ROUTINGS`, or None for the trained one.
 
     Raises:
         ModelError: the folder cannot be read, or its family is not supported.
@@ -33,8 +33,8 @@ def open_family(folder: Path, *, slots: int, conv_slots: int, routing: str | Non
     config, weights = read_checkpoint(folder)
     if config.model_type not in FAMILIES:
         raise ModelError(
-            f"{folder} is of the family {config.model_type!r}; "
-            f"expected one of {', '.join(FAMILIES)}"
+            f"unsupported family {config.model_type!r} in {folder}; expected one of "
+            f"{', '.join(FAMILIES)}"
         )
     known = ROUTINGS.get(config.model_type, ())
     if routing is not None and routing not in known:

@@ -1,14 +1,14 @@
-"""DFlash: a drafter that fills a block of masks, and reads hidden states of its target.
+"""DFlash: a drafter that fills a block of masks, and reads its target's hidden states.
 
-To the layers it is one text. Of a call's 2 T rows the first T are new rows of the context, made of
-the target's hidden states; the others are the block `[last token, mask, ...]`, whose keys and
-values go to T slots of their own after the context's (arXiv 2602.06036):
+Each forward pass has 2 T rows. The first T are new context rows, computed from the target's hidden
+states. The others are the block `[last token, mask, ...]`, whose keys and values go to T slots of
+their own, after the context's (arXiv 2602.06036):
 
-    row of       into the first layer             its keys               what a layer adds to it
-    the context  [0, tapped hidden states]        of the row             nothing
-    the block    [embedding, 0]                   of the normed row      attention, feed-forward
+    row          first layer's input              keys computed from     added by each layer
+    context      [0, tapped hidden states]        the row                nothing
+    block        [embedding, 0]                   the normed row         attention, feed-forward
 
-The mask of `engine.drafter` lets a row see the context and the whole block.
+The mask from `engine.drafter` lets every row attend to the context and the whole block.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,38 +32,38 @@ from paceline_coreml.conversion.layers import LayerInputs, RMSNorm
 from paceline_coreml.engine.artifact import Drafts
 
 CONSTANTS = {"model_type": "dflash", "hidden_act": "silu"}
-"""Fields of a model's config that a drafter's leaves out."""
+"""Fields of a model's config that are missing in a drafter's."""
 
 
 def open_drafter(
     folder: Path, target: Path, options: ConversionOptions
 ) -> tuple[Family, ConversionOptions]:
-    """Open the checkpoint in `folder` for the one in `target`; `options.rows` are its block's.
+    """Open the drafter in `folder` for the model in `target`; `options.rows` is its block size.
 
-    Returns the options with the rows of a call, of which half are the block.
+    Also returns the options with the rows per forward pass, twice the block size.
 
     Raises:
-        ModelError: it is a drafter for another target, damaged, or of an unsupported form.
-        InvalidRequest: an option is not for drafters, or its blocks would be too long.
+        ModelError: the drafter is for another target, corrupt, or in an unsupported format.
+        InvalidRequest: an option is not for drafters, or the block is too long.
     """
     if options.flexible or options.functions or options.taps or options.routing:
         raise InvalidRequest(
-            "flexible, functions, taps and routing are for models; a drafter has one function: "
-            "leave them out, and give --rows"
+            "flexible, functions, taps and routing cannot be used with a drafter, which has one "
+            "function; remove them, and set rows instead"
         )
     # Heads for MLX read the same files.
     config = load(DRAFTERS, "mlx.dflash").read(folder)
     block = options.rows or config.block_size
     if block > config.block_size:
         raise InvalidRequest(
-            f"rows is {block}; {folder} was trained for blocks of {config.block_size}, and fills "
-            "none that is longer"
+            f"rows is {block}; {folder} was trained with blocks of {config.block_size}; choose "
+            f"at most {config.block_size}"
         )
     ends = config.embedding_scale, config.logit_scale, config.logit_cap
     if config.chain or any(config.windows) or config.causal or ends != (1, 1, None):
         raise ModelError(
             f"{folder} has a chain of drafts (DFlash 2, DSpark), a sliding window, causal blocks, "
-            "or scaled embeddings or logits; expected plain DFlash, for Core ML"
+            "or scaled embeddings or logits; Core ML supports only plain DFlash"
         )
     check_fits(folder, config.facts("", ""), sizes_of(target)[0])
     weights = _Tensors(folder, target)
@@ -90,7 +90,7 @@ def open_drafter(
 
 
 class _Tensors(Mapping[str, Tensor]):
-    """A drafter's tensors and its target's ends, by the names that a decoder's have."""
+    """A drafter's tensors and its target's embeddings and head, with a decoder's names."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         tensors = FolderTensors(folder)
@@ -112,12 +112,12 @@ class _Tensors(Mapping[str, Tensor]):
 
 
 class BlockLayer(nn.Module):
-    """A decoder layer that changes the rows of the block alone; see the top of this file."""
+    """A decoder layer that changes only the block's rows; see the top of this file."""
 
     def __init__(
         self, layer: Layer, block: int, fused: Mapping[str, Tensor] | None, eps: float
     ) -> None:
-        """The first layer has tensors, `fused`, that make the context's rows."""
+        """Wrap a layer; the first one has tensors, `fused`, that compute the context's rows."""
         super().__init__()
         self.layer, self.fc = layer, None
         if fused is not None:

@@ -1,6 +1,6 @@
 """LFM2 and LFM2.5: transformers' `lfm2` (dense) and `lfm2_moe` (experts after the first layers).
 
-Some layers have Qwen3's attention; the others a short causal convolution between two gates.
+Some layers have Qwen3's attention; the others have a short causal convolution between two gates.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def lfm2_moe(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slo
     from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeRotaryEmbedding
 
     if not 1 <= config.num_experts_per_tok <= config.num_experts:
-        expected = f"1 to the {config.num_experts} experts there are"
+        expected = f"1 to num_experts, {config.num_experts}"
         raise unsupported(config, "num_experts_per_tok", config.num_experts_per_tok, expected)
     return _decoder(
         config, weights, slots, conv_slots, Lfm2MoeRotaryEmbedding, dense=config.num_dense_layers
@@ -96,7 +96,7 @@ def _decoder(
 
 def _attention(config: Any, weights: Mapping[str, Tensor], slots: int) -> nn.Module:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    # Not a field of these configs, but transformers uses it if it is there.
+    # Not a field of these configs, but transformers uses it if present.
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return SelfAttention(
         weights,
@@ -113,13 +113,13 @@ def _dense(weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 class ShortConvolution(nn.Module):
-    """out(after * conv(before * x)), with a depthwise causal convolution over the last rows.
+    """A module for out(after * conv(before * x)), with a depthwise causal convolution over rows.
 
-    The convolution is a sum of shifted products: depthwise ones run on the CPU.
+    The convolution is a sum of shifted products, because depthwise convolutions run on the CPU.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], conv_slots: int, *, bias: bool) -> None:
-        """`conv_slots`: rows of the `ConvState`."""
+        """Read the weights; `conv_slots` is the number of rows in the `ConvState`."""
         super().__init__()
         taps = weights["conv.weight"]  # [d, 1, taps]: the last one is for the current row
         self.taps = nn.Parameter(taps.permute(2, 0, 1).flip(0)[..., None], requires_grad=False)
@@ -144,7 +144,7 @@ class ShortConvolution(nn.Module):
 class Mixture(nn.Module):
     """A mixture of experts with sigmoid scores.
 
-    The expert bias, where there is one, changes which experts are picked, not their weights.
+    The expert bias, if any, affects which experts are picked, but not their weights.
     """
 
     def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:

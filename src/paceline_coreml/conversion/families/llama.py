@@ -1,7 +1,7 @@
-"""Llama, Qwen3, Hunyuan (dense) and Phi-3: one decoder whose attention is parametrised.
+"""Llama, Qwen3, Hunyuan (dense) and Phi-3: one decoder with parametrized attention.
 
-They differ in head norms (none, before RoPE, after RoPE), in biases, in how much of a head RoPE
-rotates, and in the checks of their configs.
+They differ in head norms (none, before RoPE, after RoPE), in biases, in the part of a head that
+RoPE rotates, and in the checks of their configs.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from paceline_coreml.conversion.layers import RMSNorm
 
 
 def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
-    """Llama, SmolLM2 and models built like them. Raises ModelError for an unsupported config."""
+    """Open Llama, SmolLM2 and similar models. Raises ModelError for an unsupported config."""
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     del conv_slots  # no convolutions
@@ -39,7 +39,7 @@ def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots:
 
 
 def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
-    """Qwen3, dense. Raises ModelError for an unsupported config."""
+    """Open a dense Qwen3. Raises ModelError for an unsupported config."""
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
     del conv_slots  # no convolutions
@@ -58,9 +58,9 @@ def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots:
 
 
 def hunyuan(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
-    """Hunyuan, dense (Hy-MT). Raises ModelError for an unsupported config.
+    """Open a dense Hunyuan (Hy-MT). Raises ModelError for an unsupported config.
 
-    "dynamic" RoPE with an alpha is static: its base is larger from the first token on.
+    "dynamic" RoPE with an alpha is static: its base is larger for all tokens.
     """
     from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
         HunYuanDenseV1RotaryEmbedding,
@@ -84,11 +84,11 @@ def hunyuan(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slot
 
 
 def phi3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
-    """Phi-3 and Phi-4-mini. Raises ModelError for an unsupported config.
+    """Open Phi-3 or Phi-4-mini. Raises ModelError for an unsupported config.
 
     LongRoPE has two sets of frequencies: for texts of up to `original_max_position_embeddings`
     tokens and for longer ones. transformers switches in the middle of a text and recomputes all
-    keys. Cached keys are never recomputed, so the longest text has to fit the first set.
+    keys. Here cached keys are never recomputed, so the context must not exceed the first set.
     """
     from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
@@ -96,18 +96,18 @@ def phi3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: 
     check_rope(config, *STATIC_ROPE, "longrope", partial=True)
     check_window_unused(config, slots)
     rope = config.rope_parameters
-    longest = rope.get("original_max_position_embeddings")
-    if rope["rope_type"] == "longrope" and slots > longest:
+    max_slots = rope.get("original_max_position_embeddings")
+    if rope["rope_type"] == "longrope" and slots > max_slots:
         expected = (
-            f"at least the {slots} slots of a text: in a longer text the frequencies change, also "
-            f"for the tokens before. Choose at most {longest} slots"
+            f"at least the {slots} slots of the context, because the frequencies of all tokens "
+            f"change in longer texts; choose at most {max_slots} slots"
         )
-        raise unsupported(config, "original_max_position_embeddings", longest, expected)
+        raise unsupported(config, "original_max_position_embeddings", max_slots, expected)
     return decoder(config, weights, slots, Phi3RotaryEmbedding(config), split=_split_phi3)
 
 
 class HeadNorms(NamedTuple):
-    """RMS norms of queries and keys per head; their weights are per channel, so order matters."""
+    """The names of per-head RMS norms; weights are per channel, so their place matters to RoPE."""
 
     q: str
     k: str
@@ -128,10 +128,10 @@ def decoder(
     split: _Split | None = None,
     wrap: Callable[[int, Layer], nn.Module] = lambda _, layer: layer,
 ) -> Family:
-    """`split` gives a layer's tensors under Llama's names, `wrap` what is made of a layer."""
+    """Build a decoder. `split` renames a layer's tensors to Llama's; `wrap` replaces each layer."""
     check_field(config, "hidden_act", "silu")
     queries, keys = config.num_attention_heads, config.num_key_value_heads
-    # Not a field of Phi-3's configs, but transformers uses it if it is there.
+    # Not a field of Phi-3's configs, but transformers uses it if present.
     size = getattr(config, "head_dim", None) or config.hidden_size // queries
     heads, eps = AttentionSizes(queries, keys, size), config.rms_norm_eps
 
@@ -159,7 +159,7 @@ def decoder(
 
 
 def _split_phi3(tensors: Mapping[str, Tensor], heads: AttentionSizes) -> Mapping[str, Tensor]:
-    """Phi-3 stores queries, keys and values in one matrix, and gate and up in another."""
+    """Split Phi-3's two fused matrices: queries, keys and values; and gate and up."""
     q, k = heads.queries * heads.size, heads.keys * heads.size
     qkv = tensors["self_attn.qkv_proj.weight"].split([q, k, k])
     gate_up = tensors["mlp.gate_up_proj.weight"].chunk(2)

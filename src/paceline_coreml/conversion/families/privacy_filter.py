@@ -1,7 +1,7 @@
-"""OpenAI's Privacy Filter: labels the tokens of a text with a kind of private data, or none.
+"""OpenAI's Privacy Filter: labels each token of a text with a kind of private data, or none.
 
-transformers' `openai_privacy_filter`, a token classifier. A row attends to rows of its
-own text within the window, by the mask. Invariant: layers have no states.
+It is transformers' token classifier `openai_privacy_filter`. The mask lets each row attend to rows
+of its own text within the window. Invariant: layers have no states.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from paceline_coreml.engine.inputs import HIDDEN
 
 
 class PrivacyFilter(Family):
-    """See `Family`; `slots` is the longest text, `conv_slots` is unused."""
+    """A `Family`; `slots` is the maximum text length, and `conv_slots` is unused."""
 
     def __init__(
         self, config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int
@@ -49,11 +49,11 @@ class PrivacyFilter(Family):
         return nn.Sequential(super().final(), linear(self._weights, "score", bias=True))
 
     def head(self) -> None:
-        """None: `final` gives the labels."""
+        """Return None: `final` computes the labels."""
 
 
 class PrivacyFilterLayer(nn.Module):
-    """Attention, then a mixture of experts, both added to the residual."""
+    """A layer with attention, then a mixture of experts, both added to the residual."""
 
     def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -72,9 +72,9 @@ class PrivacyFilterLayer(nn.Module):
         return out
 
     def _weights(self, scores: Tensor) -> Tensor:
-        """[1, experts, T, 1], to the same shape: softmax over the top k, 0 for the others.
+        """Apply softmax to the top k of scores [1, experts, T, 1], with 0 for the others.
 
-        transformers divides these by k, and multiplies the experts' sum by k again.
+        transformers divides these by k, then multiplies the experts' sum by k.
         """
         hidden = (1 - top_k_mask(scores, self._top_k)) * HIDDEN
         return (scores + hidden).softmax(1)
@@ -85,7 +85,7 @@ _MIN = -65504.0
 
 
 def _experts(config: Any, weights: Mapping[str, Tensor]) -> Experts:
-    """From matrices [experts, in, out] and biases [experts, out]; gate and up are stored as one."""
+    """Read matrices [experts, in, out] and biases [experts, out]; gate and up are stored as one."""
     alpha, limit = config.swiglu_alpha, config.swiglu_limit
 
     def between(gate: Tensor, up: Tensor) -> Tensor:
@@ -99,9 +99,9 @@ def _experts(config: Any, weights: Mapping[str, Tensor]) -> Experts:
 
 
 class SinkAttention(nn.Module):
-    """Attention among the rows of a call, under the mask, with an attention sink per head.
+    """An attention among the rows of a pass, with a mask and one attention sink per head.
 
-    The sink is one more score in the softmax, with a value of 0. Query heads are in `query_order`.
+    The sink is another score in the softmax, with a value of 0. Query heads are in `query_order`.
     """
 
     def __init__(self, config: Any, weights: Mapping[str, Tensor]) -> None:
@@ -109,8 +109,8 @@ class SinkAttention(nn.Module):
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         size = config.head_dim
         order = query_order(heads, kv_heads, size)
-        # RoPE rotates adjacent channels as a pair here. Reordering queries and keys alike makes
-        # the pairs those of `apply_rope`, and changes no product of the two.
+        # This model's RoPE rotates adjacent channels as pairs. Reordering queries and keys in the
+        # same way gives `apply_rope` its pairs, and does not change their products.
         q_order = _pairs_apart(order, size)
         k_order = _pairs_apart(torch.arange(kv_heads * size), size)
         self.q = linear(weights, "q_proj", bias=True, rows=q_order)
@@ -123,7 +123,7 @@ class SinkAttention(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         size, groups = self._size, self._heads // self._kv_heads
-        # Each gets the square root of the usual scale, so that neither is large in float16.
+        # Both get the square root of the usual scale, so that neither is large in float16.
         q = apply_rope(self.q(x).reshape(1, self._heads, size, -1), inputs, size) * self._scale
         k = apply_rope(self.k(x).reshape(1, self._kv_heads, size, -1), inputs, size) * self._scale
         v = self.v(x).reshape(1, self._kv_heads, size, -1)
@@ -136,12 +136,12 @@ class SinkAttention(nn.Module):
         return out
 
     def _softmax(self, scores: Tensor) -> Tensor:
-        """Softmax of [1, heads, T, T] over the last axis and the sink, which is dropped."""
+        """Apply softmax to [1, heads, T, T] over the last axis and the sink, then drop the sink."""
         largest = torch.maximum(scores.amax(-1, keepdim=True), self.sinks)
         weights = (scores - largest).exp()
         return weights / (weights.sum(-1, keepdim=True) + (self.sinks - largest).exp())
 
 
 def _pairs_apart(order: Tensor, size: int) -> Tensor:
-    """Channels of heads, [heads * size], with a head's even ones before its odd ones."""
+    """Reorder the channels of heads, [heads * size]: each head's even ones, then its odd ones."""
     return order.view(-1, size // 2, 2).transpose(1, 2).reshape(-1)

@@ -1,9 +1,9 @@
 """ZAYA1: attention over convolved queries and keys, then one of many experts, or none.
 
-Counts layers as transformers' `zaya` does: a layer has both halves, so ZAYA1-8B has 40.
+Layers are counted as in transformers' `zaya`: each has both halves, so ZAYA1-8B has 40.
 
-Invariant: the router's state is in the stream, after the hidden state, so that a shard may end
-after any layer. The residual stream is float16 on the Neural Engine, float32 in transformers.
+Invariant: the stream contains the router's state after the hidden state, so that a shard may end
+after any layer. The residual stream is float16 on the Neural Engine, but float32 in transformers.
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ from paceline_coreml.conversion.layers import (
 )
 
 LAGS = 2
-"""Previous rows that a query or key depends on: two convolutions of two taps in sequence."""
+"""Previous rows that a query or key depends on: two consecutive convolutions with two taps."""
 
 
 class Zaya(Family):
-    """`routing`: "top-1", as trained, or "soft", all experts (another model, for comparison)."""
+    """A ZAYA1 model with `routing` "top-1", as trained, or "soft", all experts (for comparison)."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Zaya(Family):
         return Final(super().final(), self.shape.hidden_size)
 
     def head(self) -> Tensor | None:
-        # A tied head has the embeddings without scale and bias.
+        # A tied head uses the embeddings without scale and bias.
         return super().embeddings() if self._tied else super().head()
 
 
@@ -94,13 +94,13 @@ class Final(nn.Module):
         self.norm, self._size = norm, hidden_size
 
     def forward(self, stream: Tensor) -> Tensor:
-        """[1, stream_size, T, 1] -> [1, hidden_size, T, 1]."""
+        """Norm the hidden state: [1, stream_size, T, 1] -> [1, hidden_size, T, 1]."""
         out: Tensor = self.norm(stream[:, : self._size])
         return out
 
 
 class ZayaLayer(nn.Module):
-    """Attention, then experts; both are merged with the residual by scales and biases of both."""
+    """A layer of attention, then experts; `Merge` adds each to the residual."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ZayaLayer(nn.Module):
         self.merge_experts = Merge(Prefixed(weights, "post_mlp_residual_scale."))
 
     def forward(self, stream: Tensor, inputs: LayerInputs) -> Tensor:
-        """[1, hidden_size + router_hidden_size, T, 1], to the same shape."""
+        """Run a stream [1, hidden_size + router_hidden_size, T, 1], to the same shape."""
         x, state = stream[:, : self._size], stream[:, self._size :]
         x = self.merge_attention(self.attention(self.before(x), inputs), x)
         normed = self.between(x)
@@ -137,7 +137,7 @@ class ZayaLayer(nn.Module):
 
 
 class Merge(nn.Module):
-    """(new + new_bias) * new_scale + (old + old_bias) * old_scale."""
+    """The sum (new + new_bias) * new_scale + (old + old_bias) * old_scale."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -147,17 +147,17 @@ class Merge(nn.Module):
         self.old_scale = channels(weights["residual_scale"])
 
     def forward(self, new: Tensor, old: Tensor) -> Tensor:
-        """Both [1, d, T, 1], to the same shape."""
+        """Merge two tensors [1, d, T, 1], to the same shape."""
         return (new + self.new_bias) * self.new_scale + (old + self.old_bias) * self.old_scale
 
 
 class ConvolvedAttention(nn.Module):
     """Compressed Convolutional Attention (arXiv 2510.04476).
 
-    Queries and keys are convolved over time; the mean of the query's and the key's projections is
-    added to both. The first half of a value is from its own row, the second from the row before.
+    Queries and keys are convolved over time, and the mean of their projections is added to both.
+    The first half of each value is from its own row, the second half from the row before.
 
-    Query heads and the convolutions' channels are in `query_order` throughout.
+    Query heads and the convolutions' channels are always in `query_order`.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class ConvolvedAttention(nn.Module):
         self._groups, self._q, self._qk, self._size = heads // kv_heads, q, q + k, size
         rope = config.rope_parameters["hybrid"]
         self._rotary_dim = int(size * rope.get("partial_rotary_factor", 1.0))
-        # Queries, keys, delayed values, values: later rows read the first three.
+        # Queries, keys, delayed values, values; later rows read the first three.
         self.project = projection(
             torch.cat(
                 [
@@ -215,7 +215,7 @@ class ConvolvedAttention(nn.Module):
         return out
 
     def _means(self, qk: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of queries and their keys, and per key the mean of its queries' means.
+        """Return the mean of each query and its key, and per key the mean of those means.
 
         [1, (heads + kv_heads) * head_dim, T, 1] -> [1, heads * head_dim, T, 1] and
         [1, kv_heads * head_dim, T, 1].
@@ -226,15 +226,15 @@ class ConvolvedAttention(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Two convolutions over time of two taps: depthwise, then within heads.
+    """Two convolutions over time with two taps each: depthwise, then within heads.
 
-    As products and 1x1 convolutions: Core ML runs depthwise convolutions on the CPU.
+    They are products and 1x1 convolutions, because Core ML runs depthwise ones on the CPU.
     """
 
     def __init__(
         self, depthwise: Tensor, depthwise_bias: Tensor, within: Tensor, within_bias: Tensor
     ) -> None:
-        """Weights [n, 1, 2] and [n, head_dim, 2], earlier tap first; biases [n]."""
+        """Read weights [n, 1, 2] and [n, head_dim, 2], earlier tap first, and biases [n]."""
         super().__init__()
         self.first_before = channels(depthwise[:, 0, 0])
         self.first_now = channels(depthwise[:, 0, 1])
@@ -243,7 +243,7 @@ class Convolutions(nn.Module):
         self.second_now = _within_heads(within[:, :, 1], within_bias)
 
     def forward(self, now: Tensor, before: Tensor, earlier: Tensor) -> Tensor:
-        """The rows at lags 0, 1 and 2, [1, n, T, 1], to the same shape."""
+        """Convolve the rows at lags 0, 1 and 2, [1, n, T, 1] each, to the same shape."""
         first_now = before * self.first_before + now * self.first_now + self.first_bias
         first_before = earlier * self.first_before + before * self.first_now + self.first_bias
         out: Tensor = self.second_before(first_before) + self.second_now(first_now)
@@ -251,10 +251,10 @@ class Convolutions(nn.Module):
 
 
 def unit(x: Tensor) -> Tensor:
-    """[1, heads, n, T] scaled to |x| = sqrt(n) over n, with intermediates in float16's range.
+    """Scale [1, heads, n, T] to |x| = sqrt(n) over n, with intermediates in float16's range.
 
-    After division by the largest magnitude, the mean of squares is at least 1/n: the lower bound
-    only acts on rows near 0, and keeps 0 from becoming NaN.
+    After division by the largest magnitude, the mean of squares is at least 1/n. The lower bound
+    thus only affects rows near 0, and keeps 0 from becoming NaN.
     """
     y = x / x.abs().amax(2, keepdim=True).clamp(_MIN_NORMAL, _MAX)
     return y * torch.rsqrt((y * y).mean(2, keepdim=True).clamp(_MIN_NORMAL, _MAX))
@@ -265,7 +265,7 @@ _MIN_NORMAL, _MAX = 2.0**-14, 65504.0
 
 
 def _within_heads(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
-    """[n, head_dim]: an output channel reads the channels of its own head."""
+    """Return a convolution by [n, head_dim]: output channels read the channels of their head."""
     n, size = weight.shape
     conv = nn.Conv2d(n, n, 1, groups=n // size, bias=bias is not None)
     conv.weight = nn.Parameter(weight[:, :, None, None].contiguous(), requires_grad=False)

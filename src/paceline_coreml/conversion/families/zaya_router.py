@@ -1,6 +1,6 @@
 """ZAYA1's router: picks one expert per row, or none, and passes a state to the next layer's router.
 
-Invariant: the balancing biases, which kept the load of experts equal in training, affect only the
+Invariant: the balancing biases, which equalized the experts' load in training, affect only the
 pick; an expert's weight is its plain probability.
 """
 
@@ -15,20 +15,20 @@ from paceline_coreml.conversion.experts import top_k_mask
 from paceline_coreml.conversion.layers import RMSNorm
 
 Routing = Literal["top-1", "soft"]
-"""The most probable expert alone, or all experts; both weighted by probability."""
+"""The most probable expert only, or all experts; both are weighted by probability."""
 
 
 class ExpertRouter(nn.Module):
-    """A small network over a state that layers pass on.
+    """A small network with a state that each layer passes to the next.
 
-    The last class is "no expert": a row that picks it skips the experts (0 is added), and soft
-    routing does not redistribute its probability.
+    The last class is "no expert": a row that picks it skips the experts (adds 0). Soft routing does
+    not redistribute its probability.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], eps: float, routing: Routing) -> None:
         super().__init__()
         self.down = linear(weights, "down_proj", bias=True)
-        # The first layer has no router before it.
+        # The first layer has no previous router.
         scale = weights.get("router_states_scale")
         self.carry = None if scale is None else channels(scale)
         self.norm = RMSNorm(weights["router_mlp.norm.weight"], eps)
@@ -39,9 +39,9 @@ class ExpertRouter(nn.Module):
         self._experts, self._routing = self.biases.shape[1] - 1, routing
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """X [1, d, T, 1] and the previous layer's state [1, router_hidden_size, T, 1].
+        """Route x [1, d, T, 1], with the previous layer's state [1, router_hidden_size, T, 1].
 
-        Returns the experts' weights [1, experts, T, 1], and the state for the next layer.
+        Returns the experts' weights [1, experts, T, 1] and the next layer's state.
         """
         new = self.down(x)
         if self.carry is not None:

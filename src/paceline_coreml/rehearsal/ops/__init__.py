@@ -1,4 +1,4 @@
-"""MIL's operations in numpy, as small functions; `OPS` maps names to them, see `table.py`."""
+"""MIL's operations in numpy, as small functions; `OPS` maps names to them (`table.py`)."""
 
 from paceline_coreml.rehearsal.ops import (
     constants,

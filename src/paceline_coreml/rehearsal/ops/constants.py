@@ -16,7 +16,7 @@ def _const(val: Array) -> Array:
 
 @op("constexpr_blockwise_shift_scale")
 def _blockwise_scale(data: Array, scale: Array) -> Array:
-    """Data * scale, with one scale per block of the data."""
+    """Multiply data by scale, with one scale per block of the data."""
     numbers = data.astype(np.float32)
     for axis, size in enumerate(data.shape):
         if scale.shape[axis] not in (1, size):
@@ -27,11 +27,11 @@ def _blockwise_scale(data: Array, scale: Array) -> Array:
 
 @op("constexpr_lut_to_dense")
 def _lut_to_dense(indices: Array, lut: Array) -> Array:
-    """Table lookup, with one table of numbers per block of indices.
+    """Look up values, with one table of numbers per block of indices.
 
     indices: [...], lut: [tables per axis ..., numbers, 1].
     """
-    # Per axis the table of every index; they broadcast to the indices' shape.
+    # The table of every index, per axis; they broadcast to the indices' shape.
     where = np.ix_(
         *(
             np.arange(size) // (size // count)

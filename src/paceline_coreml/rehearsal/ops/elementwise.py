@@ -1,9 +1,9 @@
 """Elementwise operations.
 
-Operations that IEEE rounds correctly (sums, products, quotients, square roots) have the same bits
-in every memory layout. numpy's others (exp, pow) may use one kernel for contiguous
-memory, another for the rest, and a third for the remainder after the last whole vector, depending
-on the machine: `by_lanes` passes contiguous whole vectors only.
+Correctly rounded IEEE operations (sums, products, quotients, square roots) are bit-identical in
+every memory layout. numpy's others (exp, pow) may use one kernel for contiguous memory, another for
+other layouts, and a third for the remainder after the last whole vector, depending on the machine.
+`by_lanes` thus passes only contiguous whole vectors.
 """
 
 import math
@@ -19,7 +19,7 @@ _LANES: Final = 64
 
 
 def by_lanes(function: Callable[..., Array], *arrays: Array) -> Array:
-    """Apply a numpy function to arrays of one shape, independent of positions in them."""
+    """Apply a numpy function to arrays of one shape, independent of positions in the arrays."""
     shape = arrays[0].shape
     flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     over = -flat[0].size % _LANES
@@ -38,12 +38,12 @@ def sigmoid(x: Array) -> Array:
 
 
 def larger(x: Array, y: Array | float) -> Array:
-    """The larger of two numbers; +0 for two zeros."""
+    """Return the larger of two numbers; +0 for two zeros."""
     return np.maximum(x, y) + 0
 
 
 def smaller(x: Array, y: Array | float) -> Array:
-    """The smaller of two numbers; +0 for two zeros."""
+    """Return the smaller of two numbers; +0 for two zeros."""
     return np.minimum(x, y) + 0
 
 
@@ -83,7 +83,7 @@ for _name, _of_two in _BINARY.items():
 
 @op("pow")
 def _pow(x: Array, y: Array) -> Array:
-    if y.ndim == 0 and y == 2:  # as norms are traced; correctly rounded, and much faster
+    if y.ndim == 0 and y == 2:  # traced norms have this; correctly rounded, and much faster
         return np.square(x)
     x, y = np.broadcast_arrays(x, y)
     return by_lanes(np.power, x, y)
@@ -101,7 +101,7 @@ def _silu(x: Array) -> Array:
 
 @op("gelu", mode=("EXACT",))
 def _gelu(x: Array, mode: str = "EXACT") -> Array:
-    """With the standard library's erf, number by number: it is rare, and numpy has none."""
+    """Compute with the standard library's erf, number by number: numpy has none, and it is rare."""
     errors: Any = (math.erf(value) for value in np.ravel(x * math.sqrt(0.5)).tolist())
     output: Array = 0.5 * x * (1 + np.fromiter(errors, np.float32, x.size).reshape(x.shape))
     return output
@@ -114,7 +114,7 @@ def _clip(x: Array, alpha: float, beta: float) -> Array:
 
 @op("cast")
 def _cast(x: Array, dtype: str) -> Array:
-    """`dtype` is also the declared type of the output, to which the caller converts."""
+    """Return x: the caller converts it to the output's declared type, which equals `dtype`."""
     return x
 
 

@@ -1,12 +1,12 @@
-"""The Neural Engine's numerics, as far as others saw them, for the rounding "engine".
+"""The Neural Engine's reported numerics, for the rounding "engine".
 
-Reported by Anemll (2026-10) on M5 and M6; nothing here was compared with a Mac:
+They were reported by Anemll (2026-10) for M5 and M6, and not compared with a Mac:
 
-- silu is up to 1e-3 off near 0. Here it is a table of straight pieces of 1/8, which are as far off;
+- silu is up to 1e-3 off near 0; the emulator uses linear pieces of width 1/8, with the same error;
 - numbers that are subnormal in float16 become 0 (`rounding.to_half_flushed`);
-- sums are in float16. Here terms are added in groups of `products.GROUP`, and groups in float16.
+- sums are in float16; the emulator adds groups of `products.GROUP` terms, then groups in float16.
 
-Rows stay independent: a number depends on its own terms alone, in an order given by their count.
+Rows stay independent: a number depends only on its own terms, in an order given by their count.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from paceline_coreml.rehearsal.ops.elementwise import sigmoid
 from paceline_coreml.rehearsal.ops.table import Array
 
 _PIECE: Final = np.float32(1 / 8)
-"""Width h of a straight piece of silu: h² / 8 times silu''(0) = 1/2 is 1e-3."""
+"""Width h of a linear piece of silu: h² / 8 times silu''(0) = 1/2 is 1e-3."""
 
 
 def _silu(x: Array) -> Array:
@@ -33,4 +33,4 @@ def _exact_silu(x: Array) -> Array:
 
 
 RUNS: Final[Mapping[str, Callable[..., Any]]] = {"silu": _silu}
-"""Operations that the Neural Engine computes otherwise."""
+"""Operations that the Neural Engine computes differently."""

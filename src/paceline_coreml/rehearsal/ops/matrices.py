@@ -1,7 +1,7 @@
 """Operations that multiply matrices: 1x1 convolutions and matmul.
 
-Each arranges its operands as vectors and calls `dots`. Invariant, from `dots`: a result depends on
-its two vectors alone.
+Each arranges its operands as vectors and calls `dots`. Invariant, from `dots`: a result depends
+only on its two vectors.
 """
 
 from paceline_coreml.rehearsal.ops.products import dots
@@ -20,11 +20,11 @@ def _conv(
     dilations: Ints | None = None,
     groups: int = 1,
 ) -> Array:
-    """x: [N, C, ...], weight: [O, C / groups, 1, ...]; returns [N, O, ...]."""
+    """Convolve x [N, C, ...] with weight [O, C / groups, 1, ...]; return [N, O, ...]."""
     batch, channels, *places = x.shape
     if weight[0].size * groups != channels or {*(strides or ())} - {1} or any(pad or ()):
         raise ValueError(
-            f"a kernel {list(weight.shape)} with strides {strides} and pad {pad} on "
+            f"kernel {list(weight.shape)} with strides {strides} and pad {pad} on "
             f"{list(x.shape)}; expected a 1x1 convolution"
         )
     rows = x.reshape(batch, groups, channels // groups, -1).swapaxes(2, 3)
@@ -35,5 +35,5 @@ def _conv(
 
 @op("matmul")
 def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Array:
-    """x: [..., M, K], y: [..., K, N]; leading axes broadcast, as numpy's do."""
+    """Multiply x [..., M, K] by y [..., K, N]; leading axes broadcast as in numpy."""
     return dots(x.swapaxes(-1, -2) if transpose_x else x, y if transpose_y else y.swapaxes(-1, -2))

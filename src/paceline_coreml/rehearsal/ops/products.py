@@ -1,11 +1,11 @@
-"""Sums of products: the one function that multiplies every matrix of a program.
+"""Sums of products: one function multiplies all matrices of a program.
 
-Why rows are independent: a number of a product is the dot product of two contiguous vectors,
-computed by a separate call (`vecdot` makes one BLAS `sdot` per pair). The number and position of
-the vectors do not matter. A matrix-vector or matrix-matrix routine gets the whole block, and may
-choose its kernel, and so its order of summation, by the number of rows.
+Why rows are independent: each number of a product is the dot product of two contiguous vectors,
+computed by a separate call (`vecdot` calls BLAS's `sdot` once per pair). The number and position of
+the vectors do not matter. A matrix-vector or matrix-matrix routine would get the whole block, and
+may choose its kernel, and thus its order of summation, by the number of rows.
 
-Short vectors are summed term by term, which is as independent, and fast for many such vectors (a
+Short vectors are summed term by term, which is also independent, and fast for many such vectors (a
 write of T rows into S slots is a product over T). A one-hot row is exact on either path for every
 T: adding zeros does not round.
 """
@@ -21,17 +21,17 @@ from paceline_coreml.rehearsal.ops.table import Array
 from paceline_coreml.rehearsal.rounding import to_half
 
 SHORT: Final = 16
-"""Most terms of a vector that is summed term by term."""
+"""Maximum terms of a vector that is summed term by term."""
 
 GROUP: Final = 32
-"""Terms that are added in float32 where sums are in float16: no device's number is known."""
+"""Terms added in float32 where sums are in float16; the devices' number is not known."""
 
 _HALF_SUMS: ContextVar[bool] = ContextVar("half_sums", default=False)
 
 
 @contextmanager
 def half_sums(*, on: bool) -> Iterator[None]:
-    """Within it sums of groups of terms are added in float16, if `on`."""
+    """Add sums of groups of terms in float16 within the context, if `on`."""
     token = _HALF_SUMS.set(on)
     try:
         yield
@@ -40,17 +40,17 @@ def half_sums(*, on: bool) -> Iterator[None]:
 
 
 def grouped(x: Array) -> Array | None:
-    """[..., K] as [..., groups, GROUP], padded with zeros; None if sums are in float32."""
+    """Split [..., K] into [..., groups, GROUP], padded with zeros; None if sums are in float32."""
     terms = x.shape[-1]
     if terms <= GROUP or x.dtype != np.float32 or not _HALF_SUMS.get():
         return None
     padding = [(0, 0)] * (x.ndim - 1) + [(0, -terms % GROUP)]
-    # numpy pads an array in Fortran's order to one in that order.
+    # If an array is in Fortran order, numpy's padded one is also.
     return np.ascontiguousarray(np.pad(x, padding).reshape(*x.shape[:-1], -1, GROUP))
 
 
 def added(sums: Array) -> Array:
-    """The sum over the last axis in float16, one after another."""
+    """Sum over the last axis in float16, one term after another."""
     parts = to_half(sums)
     total = parts[..., 0]
     for group in range(1, parts.shape[-1]):
@@ -59,19 +59,19 @@ def added(sums: Array) -> Array:
 
 
 def dots(a: Array, b: Array) -> Array:
-    """The dot product of every vector of `a` with every vector of `b`.
+    """Compute the dot product of every vector of `a` with every vector of `b`.
 
     a: [..., M, K], b: [..., N, K], leading axes broadcast; returns [..., M, N].
     """
     terms = a.shape[-1]
     if terms != b.shape[-1]:
-        raise ValueError(f"vectors of {terms} and {b.shape[-1]} numbers cannot be multiplied")
+        raise ValueError(f"cannot multiply vectors with {terms} and {b.shape[-1]} numbers")
     groups, others = grouped(a), grouped(b)
     if groups is not None and others is not None:
         return added(np.vecdot(groups[..., :, None, :, :], others[..., None, :, :, :]))
     if terms > SHORT:
         a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-        # One pass over the matrix with more vectors.
+        # Read the matrix with more vectors only once.
         if a.shape[-2] >= b.shape[-2]:
             products: Array = np.vecdot(a[..., :, None, :], b[..., None, :, :])
         else:

@@ -1,7 +1,7 @@
 """Reductions along axes: sums and extremes.
 
 Why rows are independent: the reduced axes become one last axis of n contiguous numbers in new
-memory. numpy sums such vectors one by one, in an order given by n alone. Extremes do not round.
+memory. numpy sums such vectors one by one, in an order given by n. Extremes do not round.
 """
 
 import math
@@ -34,7 +34,7 @@ def total(x: Array, axes: Ints | None) -> Array:
 
 
 def _sum(moved: Array) -> Array:
-    """The sum of every vector, [..., n]."""
+    """Sum every vector, [..., n]."""
     groups = grouped(moved)
     if groups is None:
         sums: Array = np.add.reduce(moved, axis=-1, dtype=moved.dtype)
@@ -43,7 +43,7 @@ def _sum(moved: Array) -> Array:
 
 
 def largest(x: Array, axes: Ints | None) -> Array:
-    """The maximum along axes, kept with size 1; +0 for zeros."""
+    """Return the maximum along axes, kept with size 1; +0 for zeros."""
     return reduced(np.maximum, x, axes) + 0
 
 
@@ -68,6 +68,6 @@ for _name, _compute in {"reduce_sum": total, "reduce_mean": mean, "reduce_max": 
 
 @op("softmax")
 def _softmax(x: Array, axis: int = -1) -> Array:
-    """Of differences to the maximum, which avoids overflow."""
+    """Compute softmax of differences to the maximum, to avoid overflow."""
     powers = exp(x - largest(x, (axis,)))
     return powers / total(powers, (axis,))

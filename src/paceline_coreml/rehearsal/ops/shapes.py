@@ -1,6 +1,6 @@
 """Operations that move numbers: reshape, transpose, slice, concatenate.
 
-None computes with a model's numbers, so nothing here rounds.
+They do not compute, so they do not round.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ def _transpose(x: Array, perm: Ints) -> Array:
 
 @op("reshape", moves=True)
 def _reshape(x: Array, shape: Ints) -> Array:
-    """0 keeps the size of x, counted from the last axis; -1 is inferred."""
+    """Reshape; 0 keeps the size of x, counted from the last axis, and -1 is inferred."""
     missing = len(shape) - x.ndim
     kept = [x.shape[axis - missing] if axis >= missing else 1 for axis in range(len(shape))]
     return x.reshape([kept[axis] if size == 0 else size for axis, size in enumerate(shape)])
@@ -28,7 +28,7 @@ def _expand_dims(x: Array, axes: Ints) -> Array:
 
 @op("squeeze", moves=True)
 def _squeeze(x: Array, axes: Ints | None = None) -> Array:
-    """Axes of another size than 1 stay, even if named."""
+    """Remove axes of size 1; others stay, even if named."""
     named = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
     return np.squeeze(x, tuple(axis for axis in named if x.shape[axis] == 1))
 
@@ -41,7 +41,7 @@ def _concat(values: Arrays, axis: int, interleave: bool = False) -> Array:
 @op("split", moves=True)
 def _split(x: Array, axis: int, split_sizes: Ints) -> Arrays:
     if sum(split_sizes) != x.shape[axis]:
-        raise ValueError(f"sizes {list(split_sizes)} do not make up {x.shape[axis]}")
+        raise ValueError(f"sizes {list(split_sizes)} do not add up to {x.shape[axis]}")
     return tuple(np.split(x, np.cumsum(split_sizes)[:-1], axis))
 
 
@@ -78,8 +78,8 @@ def _slice_update(
 ) -> Array:
     where = slices(x.shape, (begin, end, stride), (begin_mask, end_mask, squeeze_mask))
     if x[where].shape != update.shape:
-        raise ValueError(f"an update of shape {update.shape} for a slice of {x[where].shape}")
-    if update.shape == x.shape:  # the whole of x, as in a write to a state
+        raise ValueError(f"update with shape {update.shape} for a slice of {x[where].shape}")
+    if update.shape == x.shape:  # all of x, as in a write to a state
         return update
     changed = x.copy()
     changed[where] = update
@@ -91,9 +91,9 @@ def slices(
     part: tuple[Ints, Ints, Ints | None],
     masks: tuple[Bools | None, Bools | None, Bools | None],
 ) -> tuple[slice | int, ...]:
-    """Python slices of a MIL slice: begin, end and stride, and masks.
+    """Return the Python slices of a MIL slice: begin, end and stride, and masks.
 
-    A mask set for an axis means: from the edge; to the edge; at `begin` only.
+    The three masks, if set for an axis, mean: from the edge; to the edge; only at `begin`.
     """
     begin, end, stride = part
     from_edge, to_edge, only = (mask or (False,) * len(shape) for mask in masks)

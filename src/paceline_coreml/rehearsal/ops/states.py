@@ -1,6 +1,6 @@
-"""Operations on states, which a model keeps between calls.
+"""Operations on states, which a model keeps between forward passes.
 
-A write replaces the array of a state, so values read before it do not change.
+A write replaces the array of a state, so values that were read before it do not change.
 """
 
 from paceline_coreml.rehearsal.ops.table import Array, Arrays, Cell, op

@@ -1,11 +1,11 @@
-"""The table of operations: name, accepted constants, and the function that computes it.
+"""The table of operations: names, accepted constants, and the functions that compute them.
 
-A function takes a MIL operation's parameters under MIL's names and returns its output or a tuple of
-outputs. Its annotations give the forms of its parameters. A package with an unknown parameter or a
-constant that is not accepted fails when it is opened.
+A function gets a MIL operation's parameters with MIL's names, and returns its output or a tuple of
+outputs. Its annotations are the types of its parameters. Opening a package with an unknown
+parameter, or a constant that is not accepted, fails.
 
-Arithmetic is float32, or the integers' own. A function does not convert or round its result: the
-caller does. Invariant of this folder: a token's row does not depend on the other rows (how: see
+Arithmetic is in float32, or in the integers' own type. Functions do not convert or round results:
+the caller does. Invariant of this folder: a token's row does not depend on other rows (see
 `products.py`, `reductions.py`, `elementwise.py`).
 """
 
@@ -32,12 +32,12 @@ class Cell:
 class Entry(NamedTuple):
     run: Callable[..., Any]
     forms: Mapping[str, Callable[[Any], Any] | None]
-    """Parameter -> conversion of an array or string to the form that `run` expects."""
+    """Parameter -> conversion of an array or string to the type that `run` expects."""
     required: frozenset[str]
     accepts: Mapping[str, frozenset[Any]]
     """Parameter -> its accepted constants."""
     moves: bool
-    """True if it only moves numbers, so that nothing needs rounding."""
+    """True if it only moves numbers, so that nothing must be rounded."""
     several: frozenset[str]
     """Parameters that take any number of operands."""
 
@@ -77,7 +77,7 @@ def op(
 
 
 def _form(annotation: Any) -> Callable[[Any], Any] | None:
-    """Conversion of a value to the form of an annotation; None: no conversion."""
+    """Return the conversion of a value to an annotation's type, or None if there is none."""
     kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
     optional = isinstance(annotation, UnionType) and len(kinds) == 1
     return _FORMS[kinds[0] if optional else annotation]

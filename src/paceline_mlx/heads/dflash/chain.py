@@ -1,8 +1,8 @@
-"""Chooses the drafts of a block one after another, each by the one before it; see `Chain`.
+"""Chooses a block's draft tokens in order, each depending on the one before it; see `Chain`.
 
-DFlash 2's candidate selector and DSpark's Markov and confidence heads, which are tiny: after the
-network has computed the rows of a block, they run here, in numpy. Their large tables have a row
-per token of the vocabulary, of which a block reads a few; they stay in their precision. Formulas:
+This file has DFlash 2's candidate selector and DSpark's Markov and confidence heads. They are tiny
+and run in numpy, after the network has computed the block's rows. Their large tables have one row
+per vocabulary token and keep the checkpoint's precision; a block reads only a few rows. Formulas:
 z-lab/dflash (`CandidateSelector`) and deepseek-ai/DeepSpec (`markov_head.py`,
 `AcceptRatePredictor`).
 """
@@ -22,19 +22,19 @@ Array = npt.NDArray[np.float32]
 
 
 class Candidates(NamedTuple):
-    """What the network computes for the n drafts of a block; or a row of it."""
+    """The network's outputs for the n drafts of a block, or for one of them."""
 
     tokens: npt.NDArray[np.int64]
     """[n, candidates], the tokens with the highest logits."""
     logits: Array
     """[n, candidates]"""
     hidden: Array
-    """[n, d], outputs of the last norm."""
+    """[n, d], outputs of the final norm."""
 
 
 class ChainHead:
     def __init__(self, chain: Chain, tensors: Mapping[str, DeviceArray]) -> None:
-        """Read `tensors`, of which `Chain.shapes` has the names."""
+        """Read `tensors`, whose names are those in `Chain.shapes`."""
         self._chain = chain
         self._small, self._tables = dict[str, Array](), list[DeviceArray]()
         for name, values in tensors.items():
@@ -47,9 +47,9 @@ class ChainHead:
     def choose(
         self, rows: Candidates, token: int, position: int, sampler: DraftSampler | None = None
     ) -> tuple[list[int], list[float]]:
-        """The drafts after `token`, which is at `position`, and their probabilities.
+        """Return the drafts after `token`, which is at `position`, and their probabilities.
 
-        A draft is the likeliest after the one before it, or the pick of `sampler`.
+        Each draft is the most likely token after the one before it, or the pick of `sampler`.
         """
         drafts: list[int] = []
         chances: list[float] = []
@@ -71,7 +71,7 @@ class ChainHead:
         return drafts, chances
 
     def _scores(self, row: Candidates, before: Array, state: Array) -> tuple[Array, Array]:
-        """Logits of the candidates [candidates] after the draft before, and the cell's state."""
+        """Return the candidates' logits after the previous draft, [candidates], and RNN state."""
         kind, small, hidden = self._chain.kind, self._small, row.hidden
         if kind == "none":
             return row.logits, state
@@ -96,7 +96,7 @@ class ChainHead:
 
 
 def _rows(table: DeviceArray, tokens: int | npt.NDArray[np.int64]) -> Array:
-    """Rows of a table, on the processor: it shares memory with the GPU, which need not wait."""
+    """Return rows of a table, read by the CPU: it shares the GPU's memory, so neither waits."""
     with mx.stream(mx.cpu):
         return np.array(table[mx.array(tokens)].astype(mx.float32))
 

@@ -1,6 +1,6 @@
-"""What a DFlash checkpoint computes: its shape, and its tensors. `config_file` reads config.json.
+"""The shape and tensors of a DFlash checkpoint. `config_file` reads its config.json.
 
-Every fault of a checkpoint, or of a drafter for another target, is named in one error before
+All faults of a checkpoint, and mismatches with the target, are reported in one error before
 anything is computed.
 """
 
@@ -16,10 +16,10 @@ from paceline_mlx.hooks import Array
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """DFlash 2: a sublayer's input and output are convolved over the rows of the block.
+    """DFlash 2's convolution of a sublayer's input and output over the rows of the block.
 
-    output[i] = sum over t of (base[t] + dynamic[i, t]) * input[i - t], rows before the block being
-    0; `dynamic` is a projection of the sublayer's input, the same for the channels of a group.
+    output[i] = sum over t of (base[t] + dynamic[i, t]) * input[i - t]. Rows before the block are 0.
+    `dynamic` is a projection of the sublayer's input, shared by the channels of a group.
     """
 
     taps: int
@@ -38,20 +38,20 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """How a draft depends on the one before it, which the rows of a block do not know.
+    """A correction of each draft's logits by the previous draft, which a block's rows do not see.
 
-    To the logits of a row's best `candidates` is added, for a draft p before it and a row's output
-    h: `selector` (DFlash 2) <A[p] * H h, B[c]>; `vanilla`, `gated` and `rnn` (DSpark's Markov head)
-    <W1[p], W2[c]>, where W1[p] is gated by h, or replaced by the output of a recurrent cell.
+    For the previous draft p and a row's output h, the logit of candidate c (one of the row's best
+    `candidates`) grows by <A[p] * H h, B[c]> for `selector` (DFlash 2), else by <W1[p], W2[c]>
+    (DSpark's Markov head). `gated` gates W1[p] by h; `rnn` replaces it with an RNN cell's output.
     """
 
     kind: Literal["selector", "vanilla", "gated", "rnn", "none"]
     rank: int
     candidates: int
     confidence: bool = False
-    """Whether the chance of a draft comes from a head of its own (DSpark)."""
+    """True if a separate head estimates the probability of a draft (DSpark)."""
     confidence_reads_draft: bool = False
-    """Whether that head reads the embedding of the draft before, too."""
+    """True if that head also reads the previous draft's embedding."""
 
     def shapes(self, d: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
         r = self.rank
@@ -82,15 +82,15 @@ class Chain:
 class Config(HeadConfig):
     num_hidden_layers: int
     block_size: int
-    """Rows of a block: the last token, then masks."""
+    """Rows per block: the last token, then masks."""
     mask_token_id: int
     windows: tuple[int | None, ...]
-    """Sliding windows of the layers, in tokens; None: full attention."""
+    """Sliding window of each layer, in tokens; None: full attention."""
     causal: bool | None = None
-    """Whether a row of a block attends to earlier rows alone; None: in layers with a window."""
+    """True if rows of a block attend only to earlier rows; None: in layers with a window."""
     first_drafted: int = 1
     """First row of a block whose output is a draft. 0 (DSpark): row i drafts the token after it;
-    1: the token in its own place."""
+    1: row i drafts the token at its own position."""
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
@@ -99,7 +99,7 @@ class Config(HeadConfig):
     chain: Chain | None = None
 
     def is_causal(self, window: int | None) -> bool:
-        """Whether layers with this window are causal inside a block."""
+        """Return whether layers with this window are causal inside a block."""
         return window is not None if self.causal is None else self.causal
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -119,15 +119,15 @@ class Config(HeadConfig):
         return shapes
 
     def check(self, folder: Path, tensors: Mapping[str, Any]) -> None:
-        """Raise ModelError if its tensors, in MLX or torch, are of other shapes or not finite."""
+        """Raise ModelError if tensors, of MLX or torch, have wrong shapes or are not finite."""
         check_tensors(folder, self.shapes(), tensors)
 
 
 def read_tensors(folder: Path, config: Config) -> dict[str, Array]:
-    """The tensors of the network and of its chain, by name without the prefix `model.`.
+    """Return the tensors of the network and its chain, by name without the prefix `model.`.
 
     Others, such as DSpark's copies of the target's embeddings and head, are not read. Raises
-    ModelError; the message names faulty tensors.
+    ModelError with the names of faulty tensors.
     """
     stored = stored_tensors(folder)
     tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}

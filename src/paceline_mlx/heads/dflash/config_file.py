@@ -1,8 +1,8 @@
-"""Reads `config.json` of a drafter in the form of DFlash: z-lab's, DFlash 2's, or DSpark's.
+"""Reads the `config.json` of a DFlash drafter: z-lab's DFlash, DFlash 2, or DSpark.
 
-As their own code reads it: z-lab/dflash (dflash/model.py) and deepseek-ai/DeepSpec
-(deepspec/modeling/dspark/qwen3). A layer with a sliding window is causal inside a block unless
-`is_causal` says otherwise, as there and in vLLM (model_executor/models/qwen3_dflash.py).
+The fields mean the same as in the original code: z-lab/dflash (dflash/model.py) and
+deepseek-ai/DeepSpec (deepspec/modeling/dspark/qwen3). Layers with a sliding window are causal in a
+block unless `is_causal` is false, as in vLLM (model_executor/models/qwen3_dflash.py).
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ _NotEmpty = Limit(min_length=1)
 _Block = Annotated[int, Limit(ge=2)]
 
 _CANDIDATES = 256
-"""Best tokens of a row to which DSpark's Markov head is applied. Its whole output matrix would be
-read once a draft; vLLM's `dspark_draft_topk` cuts it in the same way."""
+"""Number of a row's best tokens that DSpark's Markov head scores. More would read its whole output
+matrix once per draft; vLLM has the same limit (`dspark_draft_topk`)."""
 
 
 @dataclass(kw_only=True)
@@ -97,8 +97,8 @@ class _DSparkFile(_File):
 def read_config(folder: Path) -> Config:
     """Read and validate `config.json`.
 
-    Raises ModelError if it is no DFlash checkpoint, or of an unsupported form; the message names
-    every fault.
+    Raises ModelError if this is not a DFlash checkpoint, or if its format is not supported; the
+    message lists every fault.
     """
     path = folder / CONFIG
     raw, name = read_json(path), architecture(folder)
@@ -112,17 +112,17 @@ def read_config(folder: Path) -> Config:
         if dflash2.hidden_size % convolution.group:
             faults.append(f"conv_group_size {convolution.group} does not divide hidden_size")
         if convolution.taps > nested.block_size:
-            faults.append(f"conv_kernel_size is {convolution.taps}, block_size {nested.block_size}")
+            faults.append(f"conv_kernel_size {convolution.taps} > block_size {nested.block_size}")
         if nested.selector_top_k > dflash2.vocab_size:
-            faults.append(f"selector_top_k is {nested.selector_top_k}, more than the vocabulary")
+            faults.append(f"selector_top_k {nested.selector_top_k} is larger than the vocabulary")
         chain = Chain("selector", nested.selector_rank, nested.selector_top_k)
         extra = {"block_size": nested.block_size, "convolution": convolution, "chain": chain}
-        return _config(path, dflash2, _of(nested) | extra, faults)
+        return _config(path, dflash2, _common(nested) | extra, faults)
     file = validated(_DFlashFile, raw, str(path), error=ModelError)
-    return _config(path, file, _of(file.dflash_config) | {"block_size": file.block_size}, [])
+    return _config(path, file, _common(file.dflash_config) | {"block_size": file.block_size}, [])
 
 
-def _of(nested: _DFlashConfig) -> dict[str, Any]:
+def _common(nested: _DFlashConfig) -> dict[str, Any]:
     return {
         "taps": tuple(nested.target_layer_ids),
         "mask_token_id": nested.mask_token_id,
@@ -158,12 +158,12 @@ def _dspark(path: Path, raw: object) -> Config:
         "first_drafted": 0,
         "chain": chain,
     }
-    file.is_causal = None  # of its target, if at all; its own code does not read it
+    file.is_causal = None  # if set, it describes the target; DSpark's code ignores it
     return _config(path, file, values, faults)
 
 
 def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]) -> Config:
-    """The shape that a file describes. Raises ModelError if its values contradict each other."""
+    """Return the config in a file. Raises ModelError if its values contradict each other."""
     if faults := faults + _contradictions(file, settings):
         raise ModelError(listed(str(path), faults))
     kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
@@ -176,9 +176,9 @@ def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
     faults, kinds = file.head_faults(), file.layer_types
     last_tap, mask = max(settings["taps"]), settings["mask_token_id"]
     if last_tap >= file.num_target_layers:
-        faults.append(f"layer {last_tap} is tapped, the target has {file.num_target_layers}")
+        faults.append(f"layer {last_tap} is tapped; the target has {file.num_target_layers} layers")
     if mask >= file.vocab_size:
-        faults.append(f"mask_token_id is {mask}, the vocabulary has {file.vocab_size} tokens")
+        faults.append(f"mask_token_id is {mask}; the vocabulary has {file.vocab_size} tokens")
     if kinds is not None:
         if len(kinds) != file.num_hidden_layers:
             faults.append(f"layer_types has {len(kinds)} entries, not {file.num_hidden_layers}")

@@ -1,11 +1,11 @@
-"""Runs DFlash with MLX, on the device of its target; only draft tokens go to the host.
+"""Runs DFlash with MLX, on its target's device; only draft tokens are copied to the host.
 
-Evaluation is lazy. A policy that does not read the draft before it is verified leaves its tokens in
-the target's graph, and the engine waits once for draft, verification and new keys and values.
+Evaluation is lazy. If the policy does not read a draft before verification, its tokens stay in the
+target's graph, and the engine waits once for draft, verification and new keys and values.
 
-Matrices keep the checkpoint's precision or are quantized to 8 or 4 bits. Keys and values are in
-caches of mlx-lm. One matrix computes keys and values, of context and block together; the block's
-rows are appended to the cache and trimmed.
+Matrices keep the checkpoint's precision or are quantized to 8 or 4 bits. Keys and values are stored
+in mlx-lm's caches. One matrix computes both, for context and block together; the block's rows are
+appended to the cache, then trimmed.
 """
 
 from bisect import bisect_left
@@ -32,7 +32,7 @@ from paceline_mlx.model import LoadedModel
 
 class Kernel(NamedTuple):
     base: Array
-    """[2, taps, groups, channels of a group]"""
+    """[2, taps, groups, channels per group]"""
     projection: Matrix
 
 
@@ -49,10 +49,10 @@ class Network(HeadNetwork):
         window: int | None = None,
         bits: int | None = None,
     ) -> None:
-        """Check that the checkpoint in a folder fits the target, and read the weights.
+        """Check that the checkpoint in a folder matches the target, and read its weights.
 
-        `window`: tokens of context in attention at most; None: all. `bits` per weight: 8 or 4;
-        None: as in the checkpoint. Raises ModelError if it cannot be used, or not with this target.
+        `window`: maximum context tokens in attention; None: all. `bits` per weight: 8 or 4; None:
+        as stored. Raises ModelError if it is not supported or does not match the target.
         """
         config = read_config(folder)
         super().__init__(folder, config, target)
@@ -80,7 +80,7 @@ class Network(HeadNetwork):
         return DFlashDrafter(self, cache, sampling, prompt_length)
 
     def prefill(self, cache: HeadCache, rows: NewRows) -> None:
-        """Append keys and values of rows to the cache, which has those before them."""
+        """Append keys and values of rows to the cache, which has those of all earlier rows."""
         context = self._context(rows.tapped)
         cache.drop_drafted()
         for layer, held in zip(self._layers, cache.layers, strict=True):
@@ -100,13 +100,13 @@ class Network(HeadNetwork):
         """Append rows to the cache and fill a block that begins with the last token.
 
         Args:
-            cache: of the tokens before the rows.
-            token: the last one, at `position`. Its hidden states are not known yet.
-            position: see above.
-            rows: hidden states of the newest tokens before it; None: there are no new ones.
-            sampler: picks the drafts; None: they are the likeliest.
+            cache: keys and values of the tokens before the rows.
+            token: the last token. Its hidden states are not known yet.
+            position: the position of `token`.
+            rows: hidden states of the newest tokens before it, or None if there are none.
+            sampler: picks the drafts; None: take the most likely tokens.
 
-        Returns the block's draft tokens, and their probabilities; both pending, unless a sampler
+        Returns the block's draft tokens and their probabilities. Both are deferred unless a sampler
         or a chain picked them.
         """
         if rows is not None and rows.start + len(rows.tapped) != position:
@@ -153,11 +153,11 @@ class Network(HeadNetwork):
         return Kernel(base.reshape(2, form.taps, -1, form.group), projection)
 
     def _context(self, tapped: Array) -> Array:
-        """[n, taps * d] -> [n, d], the input of every layer's keys and values."""
+        """Compute the input of every layer's keys and values: [n, taps * d] -> [n, d]."""
         return self._norm(self._fc(tapped), self._hidden_norm)
 
     def _convolved(self, rows: Array, kernel: Kernel | None) -> tuple[Array, Array | None]:
-        """A sublayer's input [B, d] convolved, and the kernel for its output."""
+        """Convolve a sublayer's input [B, d]; also return the kernel for its output."""
         if kernel is None:
             return rows, None
         _, taps, groups, _ = kernel.base.shape
@@ -165,7 +165,7 @@ class Network(HeadNetwork):
         return _convolve(rows, kernel.base[0] + dynamic[:, 0]), kernel.base[1] + dynamic[:, 1]
 
     def _first_row(self, cache: HeadCache, position: int, window: int | None) -> int:
-        """The first cache row in the attention of any of the block's rows."""
+        """Return the first cache row that any of the block's rows attends to."""
         first = 0
         if self._window is not None:
             first = max(len(cache) - self._window, 0)
@@ -176,9 +176,9 @@ class Network(HeadNetwork):
     def _mask(
         self, cache: HeadCache, first: int, position: int, window: int | None
     ) -> Array | None:
-        """Attention mask of a block over the cache rows from `first` on and over itself.
+        """Return a block's attention mask over itself and the cache rows starting at `first`.
 
-        [block, rows + block] bool; None: nothing is masked.
+        The mask is [block, rows + block] bool; None: nothing is masked.
         """
         causal = self.config.is_causal(window)
         block_positions = np.arange(position, position + self.config.block_size)
@@ -192,7 +192,7 @@ class Network(HeadNetwork):
         return mx.array(seen)
 
     def _logits(self, hidden: Array) -> Array:
-        """[R, d] -> [R, vocab] float32."""
+        """Compute the logits: [R, d] -> [R, vocab] float32."""
         config = self.config
         logits = self._target.head(hidden.astype(self._target_dtype)).astype(mx.float32)
         if config.logit_scale != 1:
@@ -215,9 +215,9 @@ class Network(HeadNetwork):
 
 
 def _greedy(logits: Array) -> tuple[Sequence[int], Sequence[float]]:
-    """The rows' most probable tokens, and their probabilities.
+    """Return each row's most likely token, and its probability.
 
-    Probabilities are read before verification only, together with the tokens.
+    Probabilities are read only before verification, together with the tokens.
     """
     chances = mx.exp(logits.max(axis=-1) - mx.logsumexp(logits, axis=-1))
     tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
@@ -228,14 +228,14 @@ def _greedy(logits: Array) -> tuple[Sequence[int], Sequence[float]]:
 
 
 def _to_host(array: Array, *also: Array) -> list[Any]:
-    """Evaluate all arrays; the values of the first."""
+    """Evaluate all arrays; return the values of the first."""
     mx.eval(array, *also)
     numbers: list[Any] = np.array(array).tolist()
     return numbers
 
 
 def _convolve(rows: Array, kernel: Array | None) -> Array:
-    """[B, d] convolved; see `Convolution`. `kernel` is [B, taps, groups, channels], or none."""
+    """Convolve rows [B, d] with `kernel` [B, taps, groups, channels], if any; see `Convolution`."""
     if kernel is None:
         return rows
     count, taps, groups, channels = kernel.shape

@@ -1,4 +1,4 @@
-"""The chain of one layer; see `paceline_mlx.heads`. Each form of head has a file of its own."""
+"""The one-layer chain drafter; see `paceline_mlx.heads`. Each head format has its own file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +10,10 @@ from paceline_mlx.heads.mtp.head import ChainConfig
 
 
 def read_config(folder: Path, target_layers: Callable[[], int]) -> ChainConfig:
-    """The shape of the EAGLE-3 head in a folder, or of the head of a Qwen3.5 checkpoint.
+    """Return the config of an EAGLE-3 head in a folder, or of a Qwen3.5 checkpoint's MTP head.
 
-    `target_layers` counts the target's layers, if the checkpoint leaves its taps out. Raises
-    ModelError if the folder has neither, or an unsupported form.
+    `target_layers` returns the target's number of layers; it is called if the checkpoint does not
+    name its taps. Raises ModelError if the folder has no head in a supported format.
     """
     if qwen3_5.is_checkpoint(folder):
         return qwen3_5.read_config(folder)
@@ -21,6 +21,6 @@ def read_config(folder: Path, target_layers: Callable[[], int]) -> ChainConfig:
 
 
 def layers_of(target: Path) -> int:
-    """Number of a checkpoint's layers. Raises ModelError if its config cannot be read."""
+    """Return a checkpoint's number of layers. Raises ModelError if its config cannot be read."""
     config = read_json(target / CONFIG)
     return int(config.get("text_config", config).get("num_hidden_layers", 0))

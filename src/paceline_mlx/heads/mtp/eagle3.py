@@ -1,16 +1,16 @@
-"""Reads heads in the form of EAGLE-3 (arXiv 2503.01840), as vLLM and SGLang load them.
+"""Reads EAGLE-3 heads (arXiv 2503.01840) in the format that vLLM and SGLang load.
 
-`config.json` with the architecture `LlamaForCausalLMEagle3`, and safetensors: `fc`, one decoder
-layer `midlayer` whose attention reads embedding and hidden state side by side, `norm`, `lm_head`
-over a reduced vocabulary, and `d2t`: the token of row k is k + d2t[k].
+A checkpoint has a `config.json` with the architecture `LlamaForCausalLMEagle3`, and safetensors:
+`fc`; one decoder layer `midlayer`, whose attention reads embedding and hidden state concatenated;
+`norm`; `lm_head` over a reduced vocabulary; and `d2t`: row k stands for the token k + d2t[k].
 
-Taps: without ids, after layers 1, L // 2 - 1 and L - 4 of the target's L, which is the default of
-both. `eagle_aux_hidden_state_layer_ids` at the top counts from the embeddings (vLLM: id j is after
-layer j - 1), inside `eagle_config` it counts layers from 0 (SGLang, SpecForge).
+Taps: without ids, vLLM and SGLang tap the target's layers 1, L // 2 - 1 and L - 4 of L. A top-level
+`eagle_aux_hidden_state_layer_ids` counts from the embeddings (vLLM: id j is the output of layer
+j - 1); inside `eagle_config` it counts layers from 0 (SGLang, SpecForge).
 
-DeepSpec's form (`Qwen3Eagle3Model`, deepseek-ai/DeepSpec) is the same layer, `layers.0`, with norms
-of queries and keys, `target_layer_ids` from 0, and the target's embeddings and head, of which it
-has frozen copies; they are not read.
+DeepSpec's format (`Qwen3Eagle3Model`, deepseek-ai/DeepSpec) has the same layer as `layers.0`, with
+norms of queries and keys, and `target_layer_ids` from 0. It uses the target's embeddings and head;
+the frozen copies in the checkpoint are not read.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,8 +65,8 @@ class _ConfigFile(DrafterFile):
 def read_config(folder: Path, target_layers: Callable[[], int]) -> ChainConfig:
     """Read and validate `config.json`.
 
-    Raises ModelError if it is no EAGLE-3 head, or of an unsupported form; the message names every
-    fault.
+    Raises ModelError if this is not an EAGLE-3 head, or if its format is not supported; the message
+    lists every fault.
     """
     path = folder / CONFIG
     file = validated(_ConfigFile, read_json(path), str(path), error=ModelError)
@@ -85,12 +85,12 @@ def read_config(folder: Path, target_layers: Callable[[], int]) -> ChainConfig:
 
 
 def _default_taps(layers: int, path: Path) -> tuple[int, ...]:
-    """The taps of a checkpoint that names none; see the top of this file."""
+    """Return the taps of a checkpoint without layer ids; see the top of this file."""
     taps = (1, layers // 2 - 1, layers - 4)
     if not 0 <= min(taps) <= max(taps) < layers or len(set(taps)) < len(taps):
         raise ModelError(
-            f"{path} has no {_IDS}, and a target of {layers} layers is too short for the usual "
-            "ones; write the layers there"
+            f"{path} has no {_IDS}, and a target with {layers} layers is too small for the default "
+            f"ones; add {_IDS} to the file"
         )
     return taps
 
@@ -108,17 +108,17 @@ def _contradictions(file: _ConfigFile) -> list[str]:
     faults = file.head_faults()
     if file.draft_vocab_size and file.draft_vocab_size > file.vocab_size:
         faults.append(
-            f"draft_vocab_size is {file.draft_vocab_size}, the vocabulary has {file.vocab_size}"
+            f"draft_vocab_size {file.draft_vocab_size} is above vocab_size {file.vocab_size}"
         )
     if (file.target_hidden_size or file.hidden_size) != file.hidden_size:
         faults.append(
-            f"target_hidden_size is {file.target_hidden_size}, hidden_size {file.hidden_size}: "
-            "expected the same, because the head uses the target's embeddings"
+            f"target_hidden_size {file.target_hidden_size} differs from hidden_size "
+            f"{file.hidden_size}; they must be equal, because the head uses the target's embeddings"
         )
     if file.deepspec and not file.target_layer_ids:
         faults.append("target_layer_ids is missing")
     if file.deepspec and file.draft_vocab_size:
-        faults.append("draft_vocab_size is given; expected a head over the whole vocabulary")
+        faults.append("draft_vocab_size is set; expected a head over the whole vocabulary")
     return faults
 
 
@@ -163,7 +163,7 @@ def _shapes(config: ChainConfig) -> dict[str, tuple[int, ...]]:
 def _draft_vocab(
     folder: Path, config: ChainConfig, tensors: Mapping[str, Array]
 ) -> npt.NDArray[np.int64]:
-    """The tokens of the rows of `lm_head`, [draft vocabulary] ascending."""
+    """Return the token of each `lm_head` row, [draft vocabulary] ascending."""
     count = config.draft_vocab_size or 0
     if "d2t" not in tensors or tensors["d2t"].shape != (count,):
         shape = list(tensors["d2t"].shape) if "d2t" in tensors else "missing"
@@ -171,7 +171,7 @@ def _draft_vocab(
     tokens = np.array(tensors["d2t"]).astype(np.int64) + np.arange(count)
     if np.any(np.diff(tokens) <= 0) or tokens[0] < 0 or tokens[-1] >= config.vocab_size:
         raise ModelError(
-            f"{folder}: row k of lm_head is for the token k + d2t[k]; expected ascending tokens "
-            f"below {config.vocab_size}"
+            f"{folder} has an invalid d2t; expected token ids k + d2t[k] that ascend and are below "
+            f"{config.vocab_size}"
         )
     return tokens

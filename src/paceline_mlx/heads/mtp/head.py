@@ -1,8 +1,8 @@
-"""What a head is: its shape, and its weights in one order for both forms.
+"""A head's shape and weights, in one structure for both formats.
 
 A head reads the target's hidden state after token i and the embedding of token i + 1, and predicts
-token i + 2. Two forms are known: `eagle3` (a checkpoint of its own) and `qwen3_5` (tensors inside
-the target). Both have one decoder layer and differ in what is fused where; `HeadWeights` says how.
+token i + 2. There are two formats: `eagle3` (a separate checkpoint) and `qwen3_5` (tensors inside
+the target). Both have one decoder layer, but combine its inputs differently; see `HeadWeights`.
 """
 
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ from paceline_mlx.hooks import Array
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainConfig(HeadConfig):
     rotary_dims: int
-    """Leading dimensions of a head that RoPE rotates."""
+    """Leading dimensions of each attention head that RoPE rotates."""
     draft_vocab_size: int | None = None
     """Rows of the head's own output matrix; None: the target's head."""
     own: bool = False
-    """Whether it is part of its target (`qwen3_5`), not a checkpoint of its own (`eagle3`)."""
+    """True if it is part of its target (`qwen3_5`), not a separate checkpoint (`eagle3`)."""
     head_norms: bool = False
-    """Whether an `eagle3` head has norms of queries and keys (DeepSpec)."""
+    """True if an `eagle3` head normalizes queries and keys (DeepSpec)."""
 
 
 class HeadWeights(NamedTuple):
-    """Weights of a head; norms as they are multiplied.
+    """The weights of a head; norms are stored as the factors that multiply.
 
-    A row of hidden state h and embedding e:
+    For a row with hidden state h and embedding e:
 
     - fused = `fuse` h (`eagle3`), or rms(h) * `fuse` (`qwen3_5`: the target's final norm);
-      a drafted row takes the `carried` of the row before instead
+      a drafted row takes the previous row's `carried` instead
     - both = [rms(e) * `embedding_norm`, rms(fused) * `hidden_norm`]
     - `eagle3`: stream = fused, input of attention = both;
       `qwen3_5`: stream = `join` both, input of attention = rms(stream) * its norm
-    - the rest of the layer, as in any decoder
+    - the rest of the layer is an ordinary decoder layer
     - logits = `head` (rms(stream) * `norm`)
     - carried = stream (`eagle3`), or rms(stream) * `norm` (`qwen3_5`)
     """
@@ -54,4 +54,4 @@ class HeadWeights(NamedTuple):
     head: Matrix | None = None
     """[draft vocabulary, d]; None: the target's."""
     draft_vocab: npt.NDArray[np.int64] | None = None
-    """[draft vocabulary] ascending: the tokens of the rows of `head`."""
+    """[draft vocabulary] ascending: the token of each row of `head`."""

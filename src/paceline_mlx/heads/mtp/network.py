@@ -1,7 +1,7 @@
-"""Runs a head with MLX, on the device of its target.
+"""Runs a head with MLX, on its target's device.
 
-Each step's graph is built before the step before it is evaluated, so that the device does not wait
-for the host to see whether the chain goes on.
+Each step's graph is built before the previous step is evaluated, so the device does not wait while
+the host decides whether the chain continues.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
 
 _LENGTH = 8
-"""Most tokens of a chain without the option `length`."""
+"""Maximum tokens per chain without the option `length`."""
 
 
 class ChainNetwork(HeadNetwork):
@@ -39,11 +39,11 @@ class ChainNetwork(HeadNetwork):
         vocab: int | None = None,
         bits: int | None = None,
     ) -> None:
-        """Check that an EAGLE-3 head, or one in a Qwen3.5 checkpoint, fits the target; read it.
+        """Read an EAGLE-3 head or a Qwen3.5 checkpoint's head, and check it against the target.
 
-        `vocab`: draft only this number of tokens, the first ones; None: all. `bits` per weight: 8
-        or 4; None: as the target's embeddings. Raises ModelError if the head cannot be used, or not
-        with this target.
+        `vocab`: draft only the first `vocab` tokens; None: all. `bits` per weight: 8 or 4; None:
+        unquantized, in the dtype of the target's embeddings. Raises ModelError if the head is not
+        supported or does not match the target.
         """
         config = read_config(folder, lambda: target.layers)
         super().__init__(folder, config, target)
@@ -56,8 +56,8 @@ class ChainNetwork(HeadNetwork):
         if vocab is not None:
             if config.draft_vocab_size is not None:
                 raise ModelError(
-                    f"{folder} drafts {config.draft_vocab_size} tokens with an output matrix of "
-                    "its own; leave vocab out, which is for heads that use the target's"
+                    f"vocab cannot be used with {folder}: it has its own output matrix for "
+                    f"{config.draft_vocab_size} tokens; remove vocab"
                 )
             # In a BPE vocabulary the first tokens are the most frequent.
             self._tokens = np.arange(min(vocab, config.vocab_size), dtype=np.int64)
@@ -75,7 +75,7 @@ class ChainNetwork(HeadNetwork):
         return MtpDrafter(self, cache, sampling, prompt_length)
 
     def prefill(self, cache: ChainCache, rows: NewRows) -> None:
-        """Append rows to the cache, which has those before them, without drafting."""
+        """Append rows to the cache without drafting; it must have all earlier rows."""
         for at in range(0, len(rows.following), PREFILL_CHUNK):
             self._append(cache, _part(rows, at, at + PREFILL_CHUNK))
             cache.evaluate()
@@ -89,11 +89,11 @@ class ChainNetwork(HeadNetwork):
         *,
         sampler: DraftSampler | None = None,
     ) -> tuple[list[int], list[float]]:
-        """Append 1 row or more, and draft after the last one.
+        """Append one or more rows, and draft after the last one.
 
-        Returns 1 to `limit` draft tokens, each the likeliest after those before it or the pick of
-        `sampler`, and the probability of each. The chain ends where all drafts so far are right
-        with less than the probability `min_chance`. Drafted rows are not kept in the cache.
+        Returns 1 to `limit` draft tokens and their probabilities. Each is the most likely token
+        after those before it, or the pick of `sampler`. The chain ends when all drafts so far are
+        right with less than the probability `min_chance`. The cache does not keep drafted rows.
         """
         count = len(rows.following)
         surplus = max(count - PREFILL_CHUNK, 0)
@@ -118,7 +118,7 @@ class ChainNetwork(HeadNetwork):
     def _likeliest(
         self, cache: ChainCache, stream: Array, position: int, limit: int
     ) -> Iterator[tuple[int, float]]:
-        """Drafts, and the probability of each. The next one's graph is built before one is read."""
+        """Yield drafts and their probabilities, building each next graph before reading a draft."""
         token, chance, carried = self._pick(stream)
         mx.async_eval(token, chance)
         for later in reversed(range(limit)):
@@ -133,7 +133,7 @@ class ChainNetwork(HeadNetwork):
     def _sampled(
         self, cache: ChainCache, stream: Array, position: int, sampler: DraftSampler
     ) -> Iterator[tuple[int, float]]:
-        """The same, picked on the host: a step waits for the one before it."""
+        """Yield drafts picked on the host, and their probabilities: steps wait for each other."""
         while True:
             logits, carried = self._logits(stream)
             token, chance = sampler.pick(np.array(logits), position + 1, self._tokens)
@@ -142,7 +142,7 @@ class ChainNetwork(HeadNetwork):
             position += 1
 
     def _append(self, cache: ChainCache, rows: NewRows) -> Array:
-        """Append rows; the residual stream after the last one, [1, d]."""
+        """Append rows; return the residual stream after the last one, [1, d]."""
         fuse, tapped = self._weights.fuse, rows.tapped
         hidden = self._norm(tapped, fuse) if self.config.own else fuse(tapped)
         cache.drop_drafted()
@@ -151,7 +151,7 @@ class ChainNetwork(HeadNetwork):
         return residual
 
     def _layer(self, cache: ChainCache, tokens: Array, hidden: Array, start: int) -> Array:
-        """The residual stream after the last of n rows, [1, d]; keys and values of all are kept."""
+        """Run n rows and cache their keys and values; return the last residual stream, [1, d]."""
         weights, layer = self._weights, self._weights.layer
         embedded = self._norm(self._embed(tokens), weights.embedding_norm)
         both = mx.concatenate([embedded, self._norm(hidden, weights.hidden_norm)], axis=-1)
@@ -169,7 +169,7 @@ class ChainNetwork(HeadNetwork):
         return last + swiglu(layer.gate_up, layer.down, self._norm(last, layer.post_norm))
 
     def _pick(self, stream: Array) -> tuple[Array, Array, Array]:
-        """The likeliest token [1] int32, its probability, and what the next step carries."""
+        """Return the most likely token [1] int32, its probability, and the next step's input."""
         logits, carried = self._logits(stream)
         token = mx.argmax(logits, keepdims=True)
         chance = mx.exp(logits.max() - mx.logsumexp(logits))
@@ -178,7 +178,7 @@ class ChainNetwork(HeadNetwork):
         return token.astype(mx.int32), chance, carried
 
     def _logits(self, stream: Array) -> tuple[Array, Array]:
-        """Logits [n] float32 after the residual stream [1, d], and what the next step carries."""
+        """Return logits [n] float32 of a residual stream [1, d], and the next step's input."""
         out = self._norm(stream, self._weights.norm)
         logits = self._head(out)[0].astype(mx.float32)
         return logits, stream if self._weights.join is None else out

@@ -1,12 +1,12 @@
-"""Reads the MTP head inside a Qwen3.5 checkpoint: its tensors `mtp.*`.
+"""Reads the MTP head inside a Qwen3.5 checkpoint: its `mtp.*` tensors.
 
-As vLLM computes it (`qwen3_5_mtp`): the target's hidden state after its final norm and the
-embedding of the next token, both normed, go through `fc`, embedding first; then one layer of full
-attention as in the target (gated, with norms of queries and keys, heads rotated in part), and a
-norm, whose output goes to the target's head and, in a chain, to the next step. llama.cpp measured
-that the state after the final norm is the right one (its pull request 24025).
+The computation is vLLM's (`qwen3_5_mtp`). `fc` reads the next token's embedding, then the target's
+hidden state after its final norm, both normalized. Then come a full-attention layer like the
+target's (gated, with norms of queries and keys, heads rotated in part) and a norm. Its output goes
+to the target's head and, in a chain, to the next step. llama.cpp measured that the state after the
+final norm is the right one (its pull request 24025).
 
-A checkpoint stores every norm's weight less 1.
+A checkpoint stores every norm's weight minus 1.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from paceline_mlx.heads.weights import Weights, check_tensors, stored_tensors
 from paceline_mlx.hooks import Array
 
 _MODEL_TYPES = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Checkpoints that are taken for a Qwen3.5's; the heads of its mixtures are refused by name."""
+"""Model types treated as Qwen3.5; heads of its mixture-of-experts models raise an error."""
 
 
 @dataclass
@@ -46,9 +46,9 @@ class _TextConfig(HeadFile):
 
 
 def has_head(folder: Path) -> bool:
-    """Whether a target has an MTP head that can be used; for `auto`, which must not fail on one.
+    """Return whether a target has a usable MTP head; for `auto`, which must not fail on one.
 
-    Only the values of its tensors are not looked at.
+    Checks everything but the values of its tensors.
     """
     if not (is_checkpoint(folder) and _text_config(folder).get("mtp_num_hidden_layers")):
         return False
@@ -64,7 +64,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> ChainConfig:
-    """The head's shape by a checkpoint's `config.json`. Raises ModelError."""
+    """Return the head's config from a checkpoint's `config.json`. Raises ModelError."""
     file = validated(
         _TextConfig, _text_config(folder), f"{folder / CONFIG} (MTP head)", error=ModelError
     )
@@ -93,9 +93,9 @@ def read_weights(folder: Path, config: ChainConfig, dtype: Any, bits: int | None
 
 
 def _tensors(folder: Path, config: ChainConfig, *, finite: bool = True) -> dict[str, Array]:
-    """The head's tensors by their names after `mtp.`; `target_norm` is the target's last norm.
+    """Return the head's tensors by name without `mtp.`; `target_norm` is the target's final norm.
 
-    `finite` checks all numbers.
+    `finite`: check that all values are finite.
     """
     import mlx.core as mx
 
@@ -104,14 +104,14 @@ def _tensors(folder: Path, config: ChainConfig, *, finite: bool = True) -> dict[
         name.endswith("conv1d.weight") and tensor.shape[-1] == 1 for name, tensor in stored.items()
     ):
         raise ModelError(
-            f"{folder} was converted for MLX, which stores norms in another way; name the original "
+            f"{folder} was converted for MLX, which stores norms differently; pass the original "
             "checkpoint for its MTP head: mtp:FOLDER"
         )
     tensors = {name: stored[name] for name in stored if name.startswith("mtp.")}
     if not tensors:
         raise ModelError(
-            f"{folder} names an MTP head in its {CONFIG} and has no tensors mtp.*; whoever "
-            "converted it left them out: name the original checkpoint, mtp:FOLDER"
+            f"{folder} has an MTP head in its {CONFIG} but no mtp.* tensors: the conversion left "
+            "them out; pass the original checkpoint: mtp:FOLDER"
         )
     for name in stored:
         if name.endswith(("model.norm.weight", "language_model.norm.weight")):
@@ -125,7 +125,7 @@ def _tensors(folder: Path, config: ChainConfig, *, finite: bool = True) -> dict[
 
 
 def _shapes(config: ChainConfig) -> dict[str, tuple[int, ...]]:
-    """Name without `mtp.` -> shape of every tensor."""
+    """Return name without `mtp.` -> shape for every tensor."""
     d = config.hidden_size
     return {
         "fc.weight": (d, 2 * d),
