@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 
 from paceline.engines.llamacpp.binding import ContextSettings, Offload
-from paceline.engines.llamacpp.contexts import whole
+from paceline.engines.llamacpp.libraries import library_folder
 from paceline.engines.llamacpp.llama_h import FLASH_ATTENTION, TYPES
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence, Rows
+from paceline.engines.llamacpp.sequence import whole
 from paceline.engines.llamacpp.upstream import Llama
 
 KEYS = (100, 243, 1100, 2035, 4083, 8179)
@@ -67,11 +68,11 @@ class Device(Llama):
 
     def __init__(self, layers: int) -> None:
         """Load the library; `layers` go to the device, -1: all."""
-        super().__init__()
+        super().__init__(library_folder(self.name))
         self._layers = layers
         self.types, self.flash = ("f16", "f16"), True
 
-    def model_params(self, offload: Offload | None = None) -> Any:
+    def model_params(self, offload: Offload | None) -> Any:
         """See `Binding.model_params`."""
         params = super().model_params(offload)
         params.devices, params.n_gpu_layers = None, self._layers  # all devices

@@ -97,7 +97,7 @@ def compare(
 
 def main() -> None:
     """Print for each form, library and number of tokens kept how many drafts are others."""
-    chain._LEAST_CHANCE = 0.0
+    chain.MIN_CHANCE = 0.0
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, files.COUNT - 3, n).tolist() for n in rng.integers(5, 150, 10)]
     body = {"n_predict": 64, "temperature": 0, "ignore_eos": True, "return_tokens": True}

@@ -24,7 +24,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from paceline.decoding.types import Logits
-from paceline.engines.rows import RowRange, RowRules, measure_rules
+from paceline.engines.rows import RowRange, RowRules
 from paceline_mlx.caches import SlidingCache, is_recurrent, kernel_by_position, leaves
 from paceline_mlx.hooks import Array
 from paceline_mlx.model import LoadedModel
@@ -39,6 +39,7 @@ from paceline_mlx.rows import (
     RowBits,
     attention_calls,
     candidates,
+    measure_rules,
     model_contexts,
     most_together,
     shares,
@@ -96,7 +97,7 @@ def _few_shapes(model: LoadedModel, context_length: int, budget: Budget) -> RowR
             break
         context = max(min(shorter + _PREFIX, context_length - 2 * FEW_ROWS[0]), 1)
         calls = _Calls(model, [context], context_length, budget)
-        if measure_rules(calls, [FEW_SHAPES._replace(prefill=FEW_SHAPES.decode)]) is None:
+        if measure_rules(calls, [FEW_SHAPES]) is None:
             return None
     return FEW_SHAPES
 
@@ -132,8 +133,6 @@ def _candidate(model: LoadedModel, context_length: int, budget: Budget) -> RowRu
 class _Calls:
     """Forward passes after contexts that are random after `_PREFIX` tokens; see `Prober`."""
 
-    sizes: Sequence[int] = TRIED
-
     def __init__(
         self, model: LoadedModel, contexts: Sequence[int], context_length: int, budget: Budget
     ) -> None:
@@ -142,7 +141,7 @@ class _Calls:
         count = _PREFIX + 2 * MOST_ROWS
         self._tokens = np.random.default_rng(0).integers(0, _TOKENS, count).tolist()
 
-    def prefill(self, length: int, rows: RowRange) -> None:
+    def prefill(self, length: int) -> None:
         self._states = self._model.empty()
         self.context = length
         prefix = self._tokens[: min(length, _PREFIX)]

@@ -11,7 +11,9 @@ Does not import MLX: only the bits of rows are compared.
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from time import perf_counter
+from typing import Protocol
 
+from paceline.decoding.types import Logits
 from paceline.engines.rows import RowRange, RowRules
 from paceline_mlx.thresholds import BACK, FEW_ROWS, MOST_ROWS, THRESHOLDS, drop_step
 
@@ -76,6 +78,13 @@ _ANSWER, _PROMPT = (RowRange(rows, rows) for rows in FEW_ROWS)
 
 FEW_SHAPES = RowRules(_ANSWER, _PROMPT, cuts=THRESHOLDS)
 """Rules for a model with `few_shapes`: all passes at a position have the same shape."""
+
+
+_COMPARED = 7
+"""Positions that calls of different sizes compare."""
+
+_MEASURED_SECONDS = 2.0
+"""Time after which no further context is compared."""
 
 
 class Budget:
@@ -188,3 +197,62 @@ def attention_calls(context_length: int, window: int | None = None) -> list[Call
         for count in TRIED
         if position >= 0 and position + count <= context_length
     ]
+
+
+class Prober(Protocol):
+    """Makes the calls of a measurement, in one sequence with the same tokens at every position."""
+
+    room: int
+    """Positions that the sequence can have."""
+    contexts: Sequence[int]
+    """Keys before the calls that are compared."""
+
+    def prefill(self, length: int) -> None:
+        """Begin a sequence of `length` positions."""
+
+    def rows(self, length: int, count: int, outputs: int) -> Logits:
+        """Run `count` rows after `length` positions, in one call.
+
+        Returns logits of the first `outputs` rows, [outputs, vocab] float32.
+        """
+
+
+def measure_rules(prober: Prober, candidates: Sequence[RowRules]) -> RowRules | None:
+    """Return the first candidate whose calls give the same bits after each context, or None.
+
+    After `_MEASURED_SECONDS` the first context is compared alone.
+    """
+    started = perf_counter()
+
+    def holds(rows: RowRange) -> bool:
+        for context in prober.contexts:
+            if context != prober.contexts[0] and perf_counter() - started > _MEASURED_SECONDS:
+                break
+            prober.prefill(context)
+            if not _equal(prober, context, rows):
+                return False
+        return True
+
+    return next((rules for rules in candidates if holds(rules.decode)), None)
+
+
+def _equal(prober: Prober, context: int, rows: RowRange) -> bool:
+    """Return True if calls of several sizes in `rows` give the same bits after a context."""
+    least, most = rows.least, min(rows.most, prober.room - context)
+    if most < least:
+        return False
+    expected = _bits(prober, context, most)
+    # At other places in calls of one size.
+    if least > 1 and _bits(prober, context + 1, least)[:-1] != expected[1:]:
+        return False
+    sizes = {least, least + 1, 2 * least + 1, *TRIED} & {*range(least, most)}
+    return all(_bits(prober, context, size) == expected for size in sorted(sizes))
+
+
+def _bits(prober: Prober, start: int, size: int) -> Sequence[bytes]:
+    """Return the bits of `_COMPARED` positions that begin at `start`, from calls of `size` rows."""
+    bits: list[bytes] = []
+    while len(bits) < _COMPARED:
+        logits = prober.rows(start + len(bits), size, min(size, _COMPARED))
+        bits += [row.tobytes() for row in logits]
+    return bits[:_COMPARED]

@@ -10,7 +10,8 @@ from paceline.decoding.generation import Generation
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Block
-from paceline.drafters import NgramDrafter, SuffixDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.suffix import SuffixDrafter
 from support.driver import POLICIES, generation, run
 from support.errors import raises
 from support.toy import ToyEngine

@@ -141,3 +141,7 @@ def test_ahead_opens_a_draft_model_of_its_own():
 def test_drafters_that_are_free_or_need_the_target_cannot_draft_ahead(spec: str):
     with raises(InvalidRequest):
         DrafterSpec.parse(spec)
+
+
+def test_published_results_name_a_drafter_that_drafts_ahead_without_its_folder():
+    assert DrafterSpec.parse("ahead:model:/a/b+suffix").without_folders == "ahead:model:b+suffix"

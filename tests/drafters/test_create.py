@@ -15,14 +15,14 @@ from paceline.drafters import (
     DrafterResources,
     DrafterSpec,
     DraftKV,
-    NgramDrafter,
     RequestContext,
-    SuffixDrafter,
-    TableDrafter,
     create,
     taps,
 )
 from paceline.drafters import shipped as shipped_with
+from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.suffix import SuffixDrafter
+from paceline.drafters.table import TableDrafter
 from paceline.errors import InvalidRequest
 from support.drafters import write_toy_table
 from support.errors import raises

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
-from paceline.drafters import NgramDrafter, create
+from paceline.drafters import create
+from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.probe import Probe
 from support.driver import generation, run
 from support.toy import ToyEngine

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters import KeptDrafter, KeptText
-from paceline.drafters.kept import MATCH, KeptFacts, due
+from paceline.drafters import KeptText
+from paceline.drafters.kept import MATCH, KeptDrafter, KeptFacts, due
 from paceline.errors import ModelError
 from paceline.storage.columns import write_columns
 from support.errors import raises

@@ -6,7 +6,8 @@ import pytest
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
-from paceline.drafters import DraftModel, ModelDrafter
+from paceline.drafters import DraftModel
+from paceline.drafters.model import ModelDrafter
 from support.driver import generation, run
 from support.toy import ToyEngine
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from paceline.decoding.policy import Fixed
 from paceline.decoding.stopping import Stopping
-from paceline.drafters import NgramDrafter, PredictionDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.drafters.prediction import PredictionDrafter
 from support.driver import answer
 from support.toy import ToyEngine
 

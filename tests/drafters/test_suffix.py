@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from paceline.drafters import AnswerHistory, SuffixDrafter
-from paceline.drafters.suffix import START, Match, SuffixAutomaton
+from paceline.drafters import AnswerHistory
+from paceline.drafters.suffix import START, Match, SuffixAutomaton, SuffixDrafter
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters import DrafterSpec, Table, TableDrafter, shipped
-from paceline.drafters.table import KEYS, MAX_ORDER, TOKENS, halves, keys_at, keys_of
+from paceline.drafters import DrafterSpec, Table, shipped
+from paceline.drafters.table import KEYS, MAX_ORDER, TOKENS, TableDrafter, halves, keys_at, keys_of
 from paceline.errors import ModelError
 from paceline.models.names import REGISTRY
 from paceline.storage.files import read_json, sha256_of

@@ -1,13 +1,12 @@
-"""Rules for rows, compared on simulated kernels and on engines that break one rule."""
+"""Stored rules for rows, and comparisons of rows on engines that break one rule."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.decoding.types import Block, Logits
+from paceline.decoding.types import Block
 from paceline.engines.base import StepResult
 from paceline.engines.exact import (
     BATCH,
@@ -21,66 +20,9 @@ from paceline.engines.exact import (
     rows_hold,
     together_holds,
 )
-from paceline.engines.rows import RowRange, RowRules, load_rules, measure_rules, save_rules
+from paceline.engines.rows import RowRange, RowRules, load_rules, save_rules
 from paceline.runtime.exactness import Exactness
 from support.toy import ToyEngine
-
-Kernel = Callable[[int, int], int]
-"""(keys, rows of a call) -> number of the kernel that the call takes."""
-
-
-class Simulated:
-    contexts = (40,)
-    sizes = ()
-    room = 2000
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-
-    def prefill(self, length: int, rows: RowRange) -> None:
-        """Nothing is kept: a row depends on its position and its call alone."""
-
-    def rows(self, length: int, count: int, outputs: int) -> Logits:
-        kernel = self._kernel(length, count)
-        return np.array([[length + row, kernel] for row in range(outputs)], np.float32)
-
-
-def by_size(*starts: int) -> Kernel:
-    return lambda keys, rows: sum(rows >= start for start in starts)
-
-
-CANDIDATES = [
-    RowRules(rows, rows)
-    for rows in (RowRange(1, 16), RowRange(2, 16), RowRange(2, 7), RowRange(3, 4), RowRange(1, 1))
-]
-
-
-@pytest.mark.parametrize(
-    ("starts", "decode"),
-    [((), (1, 16)), ((2,), (2, 16)), ((2, 8), (2, 7)), ((2, 3, 5), (3, 4)), (range(40), (1, 1))],
-)
-def test_the_first_rules_whose_rows_are_equal_are_taken(starts: Any, decode: tuple[int, int]):
-    rules = measure_rules(Simulated(by_size(*starts)), CANDIDATES)
-    assert rules is not None
-    assert rules.decode == decode
-
-
-def test_rows_are_compared_after_every_context_and_in_calls_of_every_named_size():
-    def kernel(keys: int, rows: int) -> int:
-        return int(keys > 500 and rows == 6)
-
-    prober = Simulated(kernel)
-    assert measure_rules(prober, CANDIDATES[1:3]) == CANDIDATES[1]
-    prober.contexts, prober.sizes = (40, 600), (6,)
-    assert measure_rules(prober, CANDIDATES[1:3]) is None
-
-
-def test_rows_that_depend_on_their_place_in_a_call_have_no_rules():
-    class Placed(Simulated):
-        def rows(self, length: int, count: int, outputs: int) -> Logits:
-            return super().rows(length, count, outputs) + np.arange(outputs)[:, None] * (count == 8)
-
-    assert measure_rules(Placed(by_size()), [RowRules(RowRange(8, 8), RowRange(8, 8))]) is None
 
 
 def test_stored_rules_are_those_verified_and_a_damaged_file_is_ignored(tmp_path: Path):

@@ -24,10 +24,9 @@ from paceline.engines.llamacpp.binding import (
     Binding,
     ContextSettings,
     Heads,
-    heads_of,
 )
 from paceline.engines.llamacpp.engine import LlamaCppEngine
-from paceline.engines.llamacpp.loading import PATHS, version_of
+from paceline.engines.llamacpp.libraries import PATHS, version_of
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence
 from paceline.engines.llamacpp.rules import RowLimits, may_be_single
 from paceline.engines.rows import RowRange, RowRules
@@ -205,9 +204,12 @@ def test_a_sequence_that_outgrows_its_context_changes_no_bit(
         ({}, None),
     ],
 )
-def test_heads_are_known_where_all_layers_have_the_same(metadata, heads):
+def test_heads_are_known_where_all_layers_have_the_same(
+    binding: Binding, metadata, heads, monkeypatch: pytest.MonkeyPatch
+):
     values = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in metadata.items()}
-    assert heads_of(values.get) == heads
+    monkeypatch.setattr(binding, "metadata", lambda _model, key: values.get(key))
+    assert binding.heads(0) == heads
 
 
 def test_a_processor_without_the_instructions_of_the_wheel_is_named(
@@ -324,10 +326,10 @@ def test_a_library_of_ones_own_that_cannot_be_loaded_is_not_passed_over(tmp_path
     library(name)
     script = (
         "from pathlib import Path\n"
-        "from paceline.engines.llamacpp import devices, libraries\n"
+        "from paceline.engines.llamacpp import libraries\n"
         "from paceline.errors import MissingExtra\n"
-        "assert devices.device_for(Path('m.gguf')) is None\n"
-        "try: print(devices._library_with_devices('auto'), [*libraries.installed()])\n"
+        "assert libraries.device_for(Path('m.gguf')) is None\n"
+        "try: print(libraries.library_with_devices('auto'), [*libraries.installed()])\n"
         "except MissingExtra as error: print(error)"
     )
     finished = subprocess.run(
@@ -620,7 +622,7 @@ def test_ctrl_c_in_a_call_that_writes_to_the_log_is_raised_after_it(
 
 
 def test_threads_of_the_library_wait_shortly_from_whichever_thread_it_is_called(tiny_gguf: Path):
-    """With the default policy a second thread's calls take twice as long; see `short_spins`."""
+    """With the default policy a second thread's calls take twice as long; see `_short_spins`."""
     library(IK)
     load = (
         "import sys; from pathlib import Path; "

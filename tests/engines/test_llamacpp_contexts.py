@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.engines.llamacpp.binding import ContextSettings
-from paceline.engines.llamacpp.contexts import Contexts
+from paceline.engines.llamacpp.sequence import Contexts
 
 
 class OpenContext:

@@ -16,9 +16,9 @@ import pytest
 import paceline
 from paceline.decoding.types import FINAL_NORM, Block
 from paceline.engines.base import EngineSettings
-from paceline.engines.llamacpp import devices
+from paceline.engines.llamacpp import libraries
 from paceline.engines.llamacpp.binding import Binding, Device, Offload
-from paceline.engines.llamacpp.devices import open_llamacpp
+from paceline.engines.llamacpp.engine import open_llamacpp
 from paceline.engines.llamacpp.sequence import LlamaSequence
 from paceline.engines.rows import RowRange
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
@@ -38,7 +38,7 @@ def chosen(path: Path, asked: str, *found: Device, **settings: Any) -> tuple[Off
     said = StringIO()
     binding: Any = SimpleNamespace(name=UPSTREAM, version="1")
     asking = EngineSettings(device=asked, progress=Progress(said), **settings)
-    return devices.offload_for(binding, found, path, 512, asking), said.getvalue()
+    return libraries.offload_for(binding, found, path, 512, asking), said.getvalue()
 
 
 @pytest.mark.skipif("LLAMA_CPP_LIB_PATH" not in os.environ, reason="LLAMA_CPP_LIB_PATH has none")
@@ -70,7 +70,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(tiny_gguf: Pa
 def test_layers_that_fit_are_offloaded_where_a_device_is_asked_for_and_auto_says_so(
     tiny_gguf: Path,
 ):
-    little = device(free=devices._RESERVE + (300 << 10))
+    little = device(free=libraries._RESERVE + (300 << 10))
     offload, said = chosen(tiny_gguf, "gpu", little)
     assert offload is not None
     assert 1 <= offload.layers <= 2
@@ -85,7 +85,7 @@ def test_layers_that_fit_are_offloaded_where_a_device_is_asked_for_and_auto_says
 
 
 def test_a_cache_that_is_not_asked_for_takes_what_a_device_has_left(tiny_gguf: Path):
-    few = device(free=devices._RESERVE + (1 << 20))
+    few = device(free=libraries._RESERVE + (1 << 20))
     offload, _ = chosen(tiny_gguf, "auto", few, contexts=1000)
     assert offload is not None
     assert 512 <= offload.slots < 1000 * 512
@@ -97,19 +97,21 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Binding:
     binding = library(UPSTREAM)
     load = binding.load
     monkeypatch.setattr(binding, "devices", lambda: [device()])
-    monkeypatch.setattr(binding, "load", lambda path, offload=None: None if offload else load(path))
+    monkeypatch.setattr(
+        binding, "load", lambda path, offload=None, _mtp=False: None if offload else load(path)
+    )
     return binding
 
 
 def test_a_file_that_is_listed_has_the_device_that_auto_takes(
     tiny_gguf: Path, failing: Binding, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(devices, "_library_with_devices", lambda _: failing)
-    assert devices.device_for(tiny_gguf) == "all layers on CUDA0 (a card)"
+    monkeypatch.setattr(libraries, "library_with_devices", lambda _: failing)
+    assert libraries.device_for(tiny_gguf) == "all layers on CUDA0 (a card)"
     monkeypatch.setattr(failing, "devices", lambda: [device(free=0)])
-    assert devices.device_for(tiny_gguf) == "the processor"
+    assert libraries.device_for(tiny_gguf) == "the processor"
     monkeypatch.setattr(failing, "devices", list)
-    assert devices.device_for(tiny_gguf) is None
+    assert libraries.device_for(tiny_gguf) is None
 
 
 def test_where_a_device_fails_the_processor_goes_on_if_auto_chose(
@@ -130,15 +132,15 @@ def test_the_library_of_a_named_device_has_to_be_there(monkeypatch: pytest.Monke
     def load(name: str) -> Binding:
         raise OSError(f"no {name}")
 
-    monkeypatch.setattr(devices, "load", load)
+    monkeypatch.setattr(libraries, "load", load)
     for asked in ("gpu", "CUDA0"):
         with raises(MissingExtra, asked, "no llama.cpp", "LLAMA_CPP_LIB_PATH"):
-            devices._library_with_devices(asked)
+            libraries.library_with_devices(asked)
     for asked in ("auto", "cpu"):
-        assert devices._library_with_devices(asked) is None
+        assert libraries.library_with_devices(asked) is None
     monkeypatch.setenv("PACELINE_LLAMACPP", "ik_llama.cpp")
     with raises(MissingExtra, "PACELINE_LLAMACPP"):
-        devices._library_with_devices("gpu")
+        libraries.library_with_devices("gpu")
 
 
 def test_a_device_is_of_the_engine_llamacpp():

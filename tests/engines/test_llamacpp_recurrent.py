@@ -13,7 +13,7 @@ import pytest
 from paceline.decoding.types import Logits
 from paceline.engines.base import EngineSettings
 from paceline.engines.llamacpp import engine as engine_module
-from paceline.engines.llamacpp.binding import ContextSettings
+from paceline.engines.llamacpp.binding import PARTIAL_STATE, ContextSettings
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence
 from paceline.engines.rows import RowRange
@@ -134,7 +134,7 @@ def test_a_context_goes_back_to_rows_of_its_last_call_once(tmp_path: Path, form:
             possible = [length for length in range(1, 41 + rows) if place.can_truncate(length)]
             assert possible == list(range(max(41, 40 + rows - 15), 41 + rows))
             place.truncate(possible[0])
-            place.recurrent_state()  # which drops rows: another time is once too often
+            place.state(PARTIAL_STATE)  # which drops rows: another time is once too often
             assert [n for n in range(1, 99) if place.can_truncate(n)] == possible[:1]
 
 

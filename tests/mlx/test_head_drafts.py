@@ -16,7 +16,6 @@ from paceline.decoding.types import ComputedBlock
 from paceline.drafters import DraftKV, RequestContext, create
 from paceline.drafters.heads import DraftCost
 from paceline_mlx.heads import drafter as module
-from paceline_mlx.heads import drafter as shared_part
 from paceline_mlx.heads.drafter import DFlashDrafter, MtpDrafter
 from support import mlx
 from support.dflash import random_weights, tiny_config
@@ -303,7 +302,7 @@ def test_the_cost_is_that_of_the_drafts_so_far(
 ):
     head, times = head_of(form), iter([0.0, 9.0, 10.0, 10.5, 20.0, 21.0])
     monkeypatch.setattr(head.network, "cost", DraftCost())
-    monkeypatch.setattr(shared_part, "perf_counter", lambda: next(times))
+    monkeypatch.setattr("paceline.drafters.heads.perf_counter", lambda: next(times))
     drafter, text = drafter_of(head), head.text(30)
     drafter.observe(text.seen(0, 20))
     for at, seconds in ((20, 0.001), (21, 0.001), (22, 0.5), (23, 0.6)):  # the first one compiles

@@ -4,15 +4,18 @@ Without MLX. Positions are those around each number of keys at which a kernel ch
 between; for some models all up to 66,000.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 
+from paceline.decoding.types import Logits
 from paceline.engines.rows import RowRange, RowRules
 from paceline_mlx import rows as row_rules
-from paceline_mlx.rows import most_together
+from paceline_mlx.rows import measure_rules, most_together
 from paceline_mlx.thresholds import BACK, MOST_ROWS, THRESHOLDS, drop_step, dropped
 from support import metal
 from support.metal import CHIPS, Chip, Shape
@@ -147,3 +150,63 @@ def test_the_slots_that_a_sliding_window_holds_span_no_threshold(window: int, st
     assert not {*THRESHOLDS} & {*held[1:]}
     for position in range(window + BACK + step, 9000, 7):
         assert 0 <= position - dropped(window, position) - window - BACK < step
+
+
+# -- rules that are measured -----------------------------------------------------------------------
+
+
+KernelOf = Callable[[int, int], int]
+"""(keys, rows of a call) -> number of the kernel that the call takes."""
+
+
+class Simulated:
+    contexts = (40,)
+    room = 2000
+
+    def __init__(self, kernel: KernelOf) -> None:
+        self._kernel = kernel
+
+    def prefill(self, length: int) -> None:
+        """Nothing is kept: a row depends on its position and its call alone."""
+
+    def rows(self, length: int, count: int, outputs: int) -> Logits:
+        kernel = self._kernel(length, count)
+        return np.array([[length + row, kernel] for row in range(outputs)], np.float32)
+
+
+def by_size(*starts: int) -> KernelOf:
+    return lambda keys, rows: sum(rows >= start for start in starts)
+
+
+FEW_CANDIDATES = [
+    RowRules(rows, rows)
+    for rows in (RowRange(1, 16), RowRange(2, 16), RowRange(2, 7), RowRange(3, 4), RowRange(1, 1))
+]
+
+
+@pytest.mark.parametrize(
+    ("starts", "decode"),
+    [((), (1, 16)), ((2,), (2, 16)), ((2, 8), (2, 7)), ((2, 3, 5), (3, 4)), (range(40), (1, 1))],
+)
+def test_the_first_rules_whose_rows_are_equal_are_taken(starts: Any, decode: tuple[int, int]):
+    rules = measure_rules(Simulated(by_size(*starts)), FEW_CANDIDATES)
+    assert rules is not None
+    assert rules.decode == decode
+
+
+def test_rows_are_compared_after_every_context_in_calls_of_each_size():
+    def kernel(keys: int, rows: int) -> int:
+        return int(keys > 500 and rows == 6)
+
+    prober = Simulated(kernel)
+    assert measure_rules(prober, FEW_CANDIDATES[1:3]) == FEW_CANDIDATES[1]
+    prober.contexts = (40, 600)
+    assert measure_rules(prober, FEW_CANDIDATES[1:3]) is None
+
+
+def test_rows_that_depend_on_their_place_in_a_call_have_no_rules():
+    class Placed(Simulated):
+        def rows(self, length: int, count: int, outputs: int) -> Logits:
+            return super().rows(length, count, outputs) + np.arange(outputs)[:, None] * (count == 8)
+
+    assert measure_rules(Placed(by_size()), [RowRules(RowRange(8, 8), RowRange(8, 8))]) is None

@@ -122,7 +122,7 @@ def planned(kernels: None, monkeypatch: pytest.MonkeyPatch) -> set[Any]:
         return attention(q, k, v, **options)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", planning)
-    for clock in ("paceline_mlx.engine.process_time", "paceline.engines.rows.perf_counter"):
+    for clock in ("paceline_mlx.engine.process_time", "paceline_mlx.rows.perf_counter"):
         monkeypatch.setattr(clock, lambda: 0.2 * len(shapes))
     return shapes
 

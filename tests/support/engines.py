@@ -38,7 +38,8 @@ def _llamacpp(name: str, path: Path, parallel: int = 1) -> Engine:
 
 def _on_device(path: Path, *, whole: bool) -> Engine:
     """All layers on a device of the library that LLAMA_CPP_LIB_PATH names, or the last ones."""
-    from paceline.engines.llamacpp import devices
+    from paceline.engines.llamacpp import libraries
+    from paceline.engines.llamacpp.engine import open_llamacpp
 
     binding = library("llama.cpp")
     found = binding.devices()
@@ -47,9 +48,9 @@ def _on_device(path: Path, *, whole: bool) -> Engine:
     settings = EngineSettings(cache_tokens=3 * 512, threads=1, device=found[0].name)
     with pytest.MonkeyPatch.context() as patch:
         if not whole:
-            little = found[0]._replace(free=devices._RESERVE + (600 << 10))
+            little = found[0]._replace(free=libraries._RESERVE + (600 << 10))
             patch.setattr(binding, "devices", lambda: [little])
-        engine = devices.open_llamacpp(path, 512, settings, binding)
+        engine = open_llamacpp(path, 512, settings, binding)
     assert ("all layers" in engine.describe()["device"]) is whole
     return engine
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.decoding.types import Logits
-from paceline.engines.rows import RowRange, RowRules, measure_rules
-from paceline_mlx.rows import TRIED, RowBits, attention_calls, candidates, model_contexts
+from paceline.engines.rows import RowRules
+from paceline_mlx.rows import RowBits, attention_calls, candidates, measure_rules, model_contexts
 from paceline_mlx.thresholds import dropped
 
 CLASSES = {"base": "g", "Pro": "p", "Max": "s", "Ultra": "d"}
@@ -118,14 +118,12 @@ def attention_of(letter: str, shape: Shape, position: int, rows: int) -> Kernels
 
 
 class _Calls:
-    sizes = TRIED
-
     def __init__(self, chip: Chip, shape: Shape, context_length: int) -> None:
         self.contexts, self.room = model_contexts(context_length), context_length
         self._chip, self._shape = chip, shape
         self._numbers: dict[Kernels, int] = {}
 
-    def prefill(self, length: int, rows: RowRange) -> None:
+    def prefill(self, length: int) -> None:
         pass
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from paceline.engines.base import Engine, KVSequence
+from paceline.engines.llamacpp.binding import PARTIAL_STATE
 
 POISON = 0x3E
 
@@ -50,7 +51,7 @@ def _llamacpp_recurrent(engine: Any, sequence: Any, length: int) -> None:
     place, end = sequence.place(POISON), sequence.length
     sequence.prepare(place, lambda block: engine._calls(sequence, place, block))
     if length == end:
-        state = place.recurrent_state()
+        state = place.state(PARTIAL_STATE)
         place.decode([POISON] * 16, slice(0, 0))
         place.restore_recurrent(state, end)
     else:  # it cannot be cut there: all of it

@@ -5,7 +5,6 @@ drafters.
 """
 
 from paceline.drafters.factory import (
-    DrafterPart,
     DrafterResources,
     DrafterSpec,
     RequestContext,
@@ -16,37 +15,27 @@ from paceline.drafters.factory import (
     taps,
 )
 from paceline.drafters.guarded import Fault, GuardedDrafter
-from paceline.drafters.heads import DraftKV, HeadFacts, load_kind, read_facts
-from paceline.drafters.kept import KeptDrafter, KeptText
-from paceline.drafters.model import DraftModel, ModelDrafter
-from paceline.drafters.ngram import NgramDrafter
-from paceline.drafters.prediction import PredictionDrafter
+from paceline.drafters.heads import DraftKV, HeadFacts, Sizes, load_kind, read_facts, sizes_of
+from paceline.drafters.kept import KeptText
+from paceline.drafters.model import DraftModel
 from paceline.drafters.probe import Probe
-from paceline.drafters.sizes import Sizes, sizes_of
-from paceline.drafters.suffix import AnswerHistory, SuffixDrafter
-from paceline.drafters.table import Table, TableDrafter
+from paceline.drafters.suffix import AnswerHistory
+from paceline.drafters.table import Table
 
 __all__ = [
     "AnswerHistory",
     "DraftKV",
     "DraftModel",
-    "DrafterPart",
     "DrafterResources",
     "DrafterSpec",
     "Fault",
     "GuardedDrafter",
     "HeadFacts",
-    "KeptDrafter",
     "KeptText",
-    "ModelDrafter",
-    "NgramDrafter",
-    "PredictionDrafter",
     "Probe",
     "RequestContext",
     "Sizes",
-    "SuffixDrafter",
     "Table",
-    "TableDrafter",
     "create",
     "drafter_names",
     "load_kind",

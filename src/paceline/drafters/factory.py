@@ -36,20 +36,18 @@ class DrafterPart:
     """One drafter of a spec: the text between two `+`."""
 
     kind: str
-    """`ngram`, `suffix`, `table`, `kept`, `model`, `ahead`, `prediction`, or a kind of heads."""
+    """`ngram`, `suffix`, `table`, `kept`, `model`, `prediction`, or a kind of heads."""
     argument: str = ""
     """The text after the colon."""
     name: str = ""
     """Its folder or model; empty: the drafter shipped with the target."""
     options: Mapping[str, int] = field(default_factory=dict)
+    ahead: bool = False
+    """Whether it drafts while the target verifies."""
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.argument}" if self.argument else self.kind
-
-    @property
-    def inner(self) -> "DrafterPart":
-        """What drafts ahead, of `ahead`; else itself."""
-        return _part(self.argument) if self.kind == "ahead" else self
+        text = f"{self.kind}:{self.argument}" if self.argument else self.kind
+        return f"ahead:{text}" if self.ahead else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +199,8 @@ def create(
     """
     shared = shared or DrafterResources()
     request = request or RequestContext()
-    return [_MAKERS.get(part.kind, _head)(part, shared, request) for part in _parts(spec)]
+    parts = [("ahead" if part.ahead else part.kind, part) for part in _parts(spec)]
+    return [_MAKERS.get(kind, _head)(part, shared, request) for kind, part in parts]
 
 
 def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
@@ -213,16 +212,16 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
     for part in _parts(spec):
         if str(part) in shared.heads:
             needed.update(shared.heads[str(part)].taps)
-        elif part.inner.kind not in _MAKERS:
-            needed.update(_kind(part, shared).taps(_folder(part.inner, shared), shared.files))
+        elif part.kind not in _MAKERS:
+            needed.update(_kind(part, shared).taps(_folder(part, shared), shared.files))
     return tuple(sorted(needed))
 
 
 def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
     """KV slots of the smallest open draft model of `spec`; None: there is none."""
     ahead = shared.ahead.models if shared.ahead else {}
-    models = {"model": shared.models, "ahead": ahead}
-    found = (models.get(part.kind, {}).get(part.name) for part in DrafterSpec.parse(spec).parts)
+    parts = (part for part in DrafterSpec.parse(spec).parts if part.kind == "model")
+    found = ((ahead if part.ahead else shared.models).get(part.name) for part in parts)
     return min((model.slots for model in found if model is not None), default=None)
 
 
@@ -288,10 +287,10 @@ def _named_part(kind: str, argument: str) -> DrafterPart:
             "ahead:dflash:FOLDER, because the others take no time, or need what the target is "
             "still computing"
         )
-    inner = _part(argument) if kind == "ahead" else DrafterPart(kind, argument, argument)
-    if not inner.name:
-        raise InvalidRequest(f"drafter {inner.kind} needs a name or path: {inner.kind}:NAME")
-    return replace(inner, kind=kind, argument=argument)
+    part = _part(argument) if kind == "ahead" else DrafterPart(kind, argument, argument)
+    if not part.name:
+        raise InvalidRequest(f"drafter {part.kind} needs a name or path: {part.kind}:NAME")
+    return replace(part, ahead=kind == "ahead")
 
 
 def _flag(kind: str, argument: str, expected: str = "") -> DrafterPart:
@@ -350,14 +349,14 @@ def _ahead(part: DrafterPart, shared: DrafterResources, request: RequestContext)
     if shared.ahead is None or shared.worker is None:
         shared.ahead = replace(shared, models={}, heads={})
         shared.worker = ThreadPoolExecutor(1, thread_name_prefix="paceline-ahead")
-    make = _model if part.inner.kind == "model" else _head
+    make = _model if part.kind == "model" else _head
     return AheadDrafter(make(part, shared.ahead, request), shared.worker)
 
 
 def _head(part: DrafterPart, shared: DrafterResources, request: RequestContext) -> Drafter:
     name = str(part)
     if name not in shared.heads:
-        kind, folder = _kind(part, shared), _folder(part.inner, shared)
+        kind, folder = _kind(part, shared), _folder(part, shared)
         shared.heads[name] = kind.open(folder, shared.opened, part.options)
     head = shared.heads[name]
     if name not in request.kv:
@@ -379,10 +378,10 @@ _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], 
 
 
 def _kind(part: DrafterPart, shared: DrafterResources) -> heads.HeadKind:
-    engines, engine = heads.engines_by_kind()[part.inner.kind], shared.engine
+    engines, engine = heads.engines_by_kind()[part.kind], shared.engine
     if "coreml" in engines and part.name and is_core_ml(_folder(part, shared)):
         engine = "coreml"  # on a device of its own
-    elif part.kind == "ahead":
+    elif part.ahead:
         raise InvalidRequest(
             f"{part.name} runs where its target does, and cannot draft ahead; expected a folder "
             "that `paceline convert DRAFTER --to coreml --target MODEL` made"
@@ -392,10 +391,10 @@ def _kind(part: DrafterPart, shared: DrafterResources) -> heads.HeadKind:
             f"the drafter {part.kind} runs with the engine {' or '.join(engines)}, and "
             f"{shared.target} with {engine}; leave it out, or take a model for that engine"
         )
-    kind = heads.load_kind(engine, part.inner.kind)
+    kind = heads.load_kind(engine, part.kind)
     for option in part.options.keys() - kind.options.keys():
         raise InvalidRequest(
-            f"drafter {part.inner.kind} has no option {option!r} with the engine {engine}; "
+            f"drafter {part.kind} has no option {option!r} with the engine {engine}; "
             f"expected {', '.join(kind.options) or 'none'}"
         )
     return kind

@@ -5,21 +5,30 @@ point `ENGINE.KIND` of the group `paceline.drafters`, and `--drafter KIND:FOLDER
 Independent of what a head computes; those of other engines are not imported.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol, Self
 
 from paceline import plugins
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import Drafter
-from paceline.drafters.sizes import Sizes
+from paceline.decoding.types import DeferredRows, Drafter, Proposal
+from paceline.drafters.draft_sampling import DraftSampler
 from paceline.errors import ModelError
+from paceline.storage.files import read_json
+from paceline.storage.gguf_file import read_gguf
 
 _PRIOR = 1e-3
 """Seconds of a draft before one was timed: so few that a head is asked."""
 
 _WEIGHT = 0.2
 """Weight of the newest draft in the mean of their seconds."""
+
+MIN_CHANCE = 0.15
+"""A chain ends where all its drafts are right with less than this probability by its own
+estimate: one more row of the target costs about a tenth of a call."""
 
 _MOST_READ = 32
 """Rows of the text that a draft may read before it, and still cost what drafts do: a prompt's are
@@ -51,6 +60,16 @@ class OpenHead(Protocol):
     def drafter(self, cache: Any, sampling: Sampling, prompt_length: int) -> Drafter:
         """The drafter of one request; `cache` may have earlier tokens of its sequence."""
         ...
+
+
+class Sizes(NamedTuple):
+    """Sizes of a target, by which a drafter is known to be one of its own."""
+
+    architecture: str
+    layers: int
+    """Without those that draft."""
+    width: int
+    vocabulary: int
 
 
 class HeadFacts(NamedTuple):
@@ -124,6 +143,53 @@ class DraftCost:
         self._drafts += 1
 
 
+class HeadDrafter(Drafter):
+    """Drafts for one request. All requests to a target share the network."""
+
+    def __init__(self, network: Any, cache: Any, sampling: Sampling, prompt_length: int) -> None:
+        """Draft with `network`, as `sampling` picks after a prompt.
+
+        `cache` may have earlier tokens of the sequence.
+        """
+        self.name: str = network.name
+        self._network, self._cache = network, cache
+        self._sampler = DraftSampler(sampling, prompt_length, network.vocab_size)
+        self._drafted_at = -1
+        """Length of the context that `_draft` was made for."""
+        self._draft = Proposal((), self.name)
+
+    @abstractmethod
+    def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Tokens after `context`, and their probabilities; none without its hidden states."""
+
+    def propose(self, context: Sequence[int], limit: int) -> Proposal:
+        if self._drafted_at != len(context):
+            self._drafted_at = len(context)
+            started, read = perf_counter(), self._cache.pending_count
+            tokens, chances = self.drafts(context, limit)
+            if isinstance(chances, DeferredRows):
+                chances = self._timed(chances, started, read)
+            elif tokens:
+                self._network.cost.observe(perf_counter() - started, read)
+            self._draft = Proposal(tokens, self.name, 0, chances)
+        return self._draft.cut(limit)
+
+    def cost(self, limit: int) -> float:
+        return float(self._network.cost.seconds)
+
+    def _timed(
+        self, chances: DeferredRows[float], started: float, rows: int
+    ) -> DeferredRows[float]:
+        """The same probabilities, which `auto` reads before verification; a read is timed."""
+
+        def read() -> Sequence[float]:
+            values = list(chances)
+            self._network.cost.observe(perf_counter() - started, rows)
+            return values
+
+        return DeferredRows(read, len(chances))
+
+
 class DraftKV(dict[str, HeadCache]):
     """Caches of one sequence's heads, by the text of their part of a spec.
 
@@ -169,3 +235,44 @@ def read_facts(folder: Path) -> HeadFacts | None:
         for engine in engines
     )
     return next(filter(None, found), None)
+
+
+def sizes_of(path: Path) -> tuple[Sizes, str]:
+    """Sizes of a GGUF file or a checkpoint's folder, and what its files call the model.
+
+    Raises ModelError if they do not say.
+    """
+    if path.is_dir():
+        config = read_json(path / "config.json")
+        inner = config.get("text_config")
+        config = inner if isinstance(inner, dict) else config
+        keys = ("num_hidden_layers", "hidden_size", "vocab_size")
+        return _sizes(path, config.get("model_type"), *map(config.get, keys)), path.name
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    return _of_gguf(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=16)
+def _of_gguf(path: Path, _changed: int, _bytes: int) -> tuple[Sizes, str]:
+    content = read_gguf(path)
+    fields = content.fields
+    tokens = fields.get("tokenizer.ggml.tokens")
+    count = len(tokens) if isinstance(tokens, list) else 0
+    width = content.family_value("embedding_length")
+    sizes = _sizes(path, content.family, content.family_value("block_count"), width, count)
+    drafting = content.family_value("nextn_predict_layers")
+    layers = sizes.layers - drafting if isinstance(drafting, int) else sizes.layers
+    names = ("general.name", "general.basename", "general.base_model.0.repo_url")
+    return sizes._replace(layers=layers), " ".join(str(fields.get(name, "")) for name in names)
+
+
+def _sizes(path: Path, family: object, *counts: object) -> Sizes:
+    if not isinstance(family, str) or not all(isinstance(n, int) and n > 0 for n in counts):
+        raise ModelError(
+            f"{path} is {family!r} of {', '.join(map(str, counts))} layers, width and tokens; "
+            "expected a name and numbers: fetch it again"
+        )
+    return Sizes(family, *counts)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,19 +63,11 @@ class KeptFacts:
     """Size of the file of answers that was counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AnswerTokens:
+class _AnswerTokens(NamedTuple):
     """An answer to count, without its prompt."""
 
     answer: Sequence[int]
-
-    @property
-    def prompt(self) -> Sequence[int]:
-        return ()
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        return self.answer
+    prompt: Sequence[int] = ()
 
 
 class KeptText:

@@ -9,7 +9,7 @@ that it never holds up the target or the other requests of the batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.decoding.costs import CostTable
 from paceline.decoding.sampling import Sampling
@@ -25,50 +25,12 @@ _MAX_DECODE_ROWS = 8
 """Up to this many new tokens run as decode rows, which is faster than prefill."""
 
 
-class DraftSequence(Protocol):
-    """A KV sequence of the draft model's engine."""
-
-    def commit(self, rows: int) -> None: ...
-
-    def rewind(self, length: int) -> None:
-        """Drop all slots from `length` on."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Slots that belong to the sequence."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class DraftEngine(Protocol):
-    """The part of an engine that a draft model needs."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Width of a row of logits."""
-        ...
-
-    @property
-    def context_length(self) -> int:
-        """Maximum slots of one sequence."""
-        ...
-
-    def open(self) -> Any:
-        """A new, empty sequence: `DraftSequence`."""
-        ...
-
-    def step(self, work: Sequence[tuple[Any, Block]]) -> Any:
-        """Run blocks; the result has `logits`, one array per block."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     """An open draft model; one serves all requests."""
 
-    engine: DraftEngine
+    engine: Any
+    """`engines.base.Engine`, which drafters do not import."""
     cost: CostTable
     """Measured seconds of its calls."""
     min_probability: float
@@ -89,7 +51,7 @@ class ModelDrafter(Drafter):
         """Draft with `model`, as `sampling` picks after a prompt; `close` frees its slots."""
         self._model = model
         self._sampler = DraftSampler(sampling or Sampling(), prompt_length, model.engine.vocab_size)
-        self._sequence: DraftSequence = model.engine.open()
+        self._sequence = model.engine.open()
         self._held: list[int] = []  # tokens whose KV the sequence holds
         self._length = 1.0  # running mean of tokens per draft
         self._prefilling = False  # whether its KV does not reach the end of the text yet

@@ -143,7 +143,7 @@ def keys_of(context: Sequence[int], max_order: int = MAX_ORDER) -> list[int]:
     mixed = 0
     for order, token in enumerate(islice(reversed(context), max_order)):
         mixed = (mixed + (token + 1) * _FACTORS[order]) & _WIDTH
-        keys.append(_finish(mixed, order))
+        keys.append((((mixed ^ order) * _MIX) & _WIDTH) >> 32)
     return keys
 
 
@@ -191,10 +191,6 @@ def token_type(vocab_size: int) -> type[np.unsignedinteger]:
 def entry_bytes(vocab_size: int) -> int:
     """Bytes of an entry on disk: key, token and probability."""
     return 4 + np.dtype(token_type(vocab_size)).itemsize + 1
-
-
-def _finish(mixed: int, order: int) -> int:
-    return (((mixed ^ order) * _MIX) & _WIDTH) >> 32
 
 
 def _column(path: Path, kind: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -35,20 +35,14 @@ _MISSED = 0.02
 """Probability of a token that the shorter context does not predict."""
 
 
-class Said(Protocol):
-    """An answer, as token ids."""
+class TokenizedAnswer(Protocol):
+    """The token ids of an answer, and of its prompt, which is only context and may be empty."""
 
     @property
-    def prompt(self) -> Sequence[int]:
-        """Its prompt: only context; may be empty."""
+    def prompt(self) -> Sequence[int]: ...
 
     @property
-    def answer(self) -> Sequence[int]:
-        """What is counted."""
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """Prompt and answer."""
+    def answer(self) -> Sequence[int]: ...
 
 
 class Entries(NamedTuple):
@@ -96,7 +90,7 @@ class _Text(NamedTuple):
 class _Predictions:
     """Predictions of a table at every position of all answers, order by order."""
 
-    def __init__(self, answers: Sequence[Said]) -> None:
+    def __init__(self, answers: Sequence[TokenizedAnswer]) -> None:
         places = sum(len(answer.answer) for answer in answers)
         self.tokens = np.full(places, -1, np.int64)
         self.probabilities = np.zeros(places)
@@ -111,7 +105,7 @@ class _Predictions:
         self.probabilities[text.where[matches]] = entries.probabilities[at[matches]]
 
 
-def count_table(answers: Sequence[Said]) -> Entries:
+def count_table(answers: Sequence[TokenizedAnswer]) -> Entries:
     """Count successors in the answers; prompts are only context."""
     predictions = _Predictions(answers)
     orders = []
@@ -127,7 +121,7 @@ def count_table(answers: Sequence[Said]) -> Entries:
     return _merged(orders)
 
 
-def accuracy(entries: Entries, answers: Sequence[Said]) -> dict[str, float]:
+def accuracy(entries: Entries, answers: Sequence[TokenizedAnswer]) -> dict[str, float]:
     """Evaluate on answers: share of tokens predicted correctly, and the mean probability."""
     predictions = _Predictions(answers)
     truth = np.concatenate([answer.answer for answer in answers])
@@ -140,13 +134,13 @@ def accuracy(entries: Entries, answers: Sequence[Said]) -> dict[str, float]:
     }
 
 
-def _text(answers: Sequence[Said], order: int) -> _Text:
+def _text(answers: Sequence[TokenizedAnswer], order: int) -> _Text:
     keys, nexts, where = [], [], []
     place = 0
     if not answers:
         return _Text(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
     for answer in answers:
-        tokens, first = np.array(answer.tokens, np.int64), len(answer.prompt)
+        tokens, first = np.array([*answer.prompt, *answer.answer], np.int64), len(answer.prompt)
         begin = max(first, order + 1)  # the context must be there in full
         keys.append(keys_at(tokens, order)[begin - order - 1 : -1])
         nexts.append(tokens[begin:])

@@ -62,7 +62,7 @@ def open_engine(name: str, path: Path, context_length: int, settings: EngineSett
     check_settings(name, settings)
     use_native_threads()
     if name == "llamacpp":
-        from paceline.engines.llamacpp.devices import open_llamacpp
+        from paceline.engines.llamacpp.engine import open_llamacpp
 
         if len(shards_beside(path)) > 1:  # files of that size leave no room for a packed copy
             settings = replace(settings, packed=None)

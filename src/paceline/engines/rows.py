@@ -13,24 +13,16 @@ One row alone is the cheapest call, and the most likely to be a class of its own
 divide among threads, so a kernel may divide keys, by their number.
 
 Where a runtime's source says which rows are in a class, an engine states its rules and verifies
-them (`rows_hold` in `exact.py`). Where that depends on the chip, `measure_rules` compares some.
+them (`rows_hold` in `exact.py`). Where that depends on the chip, it measures them.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from paceline.decoding.types import Logits
 from paceline.errors import ModelError
 from paceline.storage.files import read_json, write_json
-
-_ROWS = 7
-"""Positions that calls of different sizes compare."""
-
-_SECONDS = 2.0
-"""Time after which no further context is compared."""
 
 
 class RowRange(NamedTuple):
@@ -99,15 +91,19 @@ class RowRules(NamedTuple):
         return f"decode {self.decode}{single}, prefill {self.prefill}{outputs}{together}"
 
 
-def save_rules(path: Path, rules: RowRules) -> None:
-    """Store verified rules in a file named for everything that they depend on."""
+def save_rules(path: Path | None, rules: RowRules) -> None:
+    """Store verified rules, if there is a path for them."""
+    if path is None:
+        return
     with contextlib.suppress(OSError):  # then they are verified again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, rules._asdict())
 
 
-def load_rules(path: Path) -> RowRules | None:
+def load_rules(path: Path | None) -> RowRules | None:
     """Return the stored rules, or None if there are none or the file is damaged."""
+    if path is None:
+        return None
     try:
         value = read_json(path)
         decode, prefill, single, together, _ = (value[name] for name in RowRules._fields)
@@ -115,74 +111,3 @@ def load_rules(path: Path) -> RowRules | None:
         return RowRules(ranges[0], ranges[1], bool(single), int(together))
     except (ModelError, KeyError, TypeError, ValueError):
         return None
-
-
-# -- rules of a runtime whose kernels depend on the chip -------------------------------------------
-
-
-class Prober(Protocol):
-    """Makes the calls of a measurement, in one sequence with the same tokens at every position."""
-
-    room: int
-    """Positions that the sequence can have."""
-    contexts: Sequence[int]
-    """Keys before the calls that are compared."""
-    sizes: Sequence[int]
-    """Rows of calls that are compared, beside those that a rule suggests."""
-
-    def prefill(self, length: int, rows: RowRange) -> None:
-        """Drop all positions from `length` on; compute those up to it that are missing.
-
-        Their calls have numbers of rows in `rows`.
-        """
-        ...
-
-    def rows(self, length: int, count: int, outputs: int) -> Logits:
-        """Run `count` rows after `length` positions, in one call.
-
-        Returns:
-            Logits of the first `outputs` rows, [outputs, vocab] float32.
-        """
-        ...
-
-
-def measure_rules(prober: Prober, candidates: Sequence[RowRules]) -> RowRules | None:
-    """Return the first of `candidates` whose rows of answers agree, or None if none does."""
-    started = perf_counter()
-    return next((rules for rules in candidates if _agree(prober, rules, started)), None)
-
-
-def _agree(prober: Prober, rules: RowRules, started: float) -> bool:
-    """Return True if calls of several sizes give the same bits after each context.
-
-    After `_SECONDS` since `started` the first context is compared alone.
-    """
-    for context in prober.contexts:
-        if context != prober.contexts[0] and perf_counter() - started > _SECONDS:
-            break
-        prober.prefill(context, rules.prefill)
-        if not _equal(prober, context, rules.decode):
-            return False
-    return True
-
-
-def _equal(prober: Prober, context: int, rows: RowRange) -> bool:
-    """Return True if calls of several sizes in `rows` give the same bits after a context."""
-    least, most = rows.least, min(rows.most, prober.room - context)
-    if most < least:
-        return False
-    expected = _bits(prober, context, most)
-    # At other places in calls of one size.
-    if least > 1 and _bits(prober, context + 1, least)[:-1] != expected[1:]:
-        return False
-    sizes = {least, least + 1, 2 * least + 1, *prober.sizes} & {*range(least, most)}
-    return all(_bits(prober, context, size) == expected for size in sorted(sizes))
-
-
-def _bits(prober: Prober, start: int, size: int) -> Sequence[bytes]:
-    """Return the bits of `_ROWS` positions that begin at `start`, from calls of `size` rows."""
-    bits: list[bytes] = []
-    while len(bits) < _ROWS:
-        logits = prober.rows(start + len(bits), size, min(size, _ROWS))
-        bits += [row.tobytes() for row in logits]
-    return bits[:_ROWS]

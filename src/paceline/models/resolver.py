@@ -13,7 +13,7 @@ from paceline.errors import InvalidRequest, ModelError, ModelNotFound
 from paceline.models import checkpoints, hub, prepare
 from paceline.models.files import ModelFiles, open_checkpoint, open_folder
 from paceline.models.gguf.support import check_fits
-from paceline.models.hub import FileSet, HubFile, Repository, gguf_files
+from paceline.models.hub import HubFile, Repository, gguf_files
 from paceline.models.hub.download import fetch_files
 from paceline.models.hub.wheel import fetch_member
 from paceline.models.installed import list_models
@@ -182,16 +182,16 @@ def _local(base: str, cache: Path | None) -> Path:
 
 def _from_hub(target: HubName, base: str, request: _Request) -> Path:
     """Return the path of a model on the hub: its checkpoint where MLX runs, else a GGUF file."""
-    is_whole = not (target.tag or target.file)
+    takes_checkpoint = not (target.tag or target.file) and checkpoints.mlx_available()
     if not request.refresh:
-        runs_checkpoints = is_whole and checkpoints.mlx_available()
-        if runs_checkpoints and (folder := checkpoints.cached(target.repository, target.revision)):
+        if takes_checkpoint and (folder := checkpoints.cached(target.repository, target.revision)):
             return folder
         if (path := gguf_files.cached(target)) is not None:
             return path
     repository = _listing(target, base)
-    if is_whole and (files := _file_set(repository)) is not None:
-        return fetch_files(repository, files, target.revision, request.progress)
+    is_complete = {*hub.CHECKPOINT.required} <= repository.files.keys()
+    if takes_checkpoint and is_complete and fnmatch.filter(repository.files, hub.SAFETENSORS):
+        return fetch_files(repository, hub.CHECKPOINT, target.revision, request.progress)
     return gguf_files.fetch(target, repository, request.progress, to_use=not request.refresh)
 
 
@@ -203,13 +203,6 @@ def _listing(target: HubName, name: str) -> Repository:
         if not target.file or target.revision is not None:
             raise
         raise ModelNotFound(f"there is no file {name}, and {error}") from error
-
-
-def _file_set(repository: Repository) -> FileSet | None:
-    """What to fetch of a repository; None: one of its GGUF files."""
-    is_complete = {*hub.CHECKPOINT.required} <= repository.files.keys()
-    weights = fnmatch.filter(repository.files, hub.SAFETENSORS)
-    return hub.CHECKPOINT if is_complete and weights and checkpoints.mlx_available() else None
 
 
 def _core_ml(base: str, request: _Request) -> ModelFiles:

@@ -112,7 +112,7 @@ class Drafting:
         """
         resolved = [self.resolve(spec) for spec in specs]
         for part in (part for spec in resolved for part in spec.parts):
-            if part.inner.kind == "model":
+            if part.kind == "model":
                 _draft_files(part.name, self.files, self.progress)
         return {tap for spec in resolved for tap in drafters.taps(spec, self.resources)}
 

@@ -142,7 +142,7 @@ def find_files(
 
 def device_of(file: Path) -> str | None:
     """Return the device that runs a GGUF file by default, or None if there is only the CPU."""
-    from paceline.engines.llamacpp.devices import device_for
+    from paceline.engines.llamacpp.libraries import device_for
 
     return device_for(file)
 

@@ -82,6 +82,14 @@ class GgufFile:
     """Field -> its bytes, including its name and type."""
     tensors: list[Tensor]
 
+    @property
+    def family(self) -> Any:
+        return self.fields.get("general.architecture")
+
+    def family_value(self, key: str, default: Any = None) -> Any:
+        """A value that the file has under the name of its family, such as `block_count`."""
+        return self.fields.get(f"{self.family}.{key}", default)
+
 
 def read_gguf(path: Path) -> GgufFile:
     """Read the metadata of a file; tensors are views of it, and of the other shards of a model.

@@ -1,7 +1,7 @@
 """Drafts with a converted DFlash drafter, for targets of any engine that returns hidden states.
 
 `drafters/native` decides what to draft and keep, as for drafters that llama.cpp runs; this file
-implements its `DraftModel` and `DraftContext` with Core ML. A forward pass fills one block, and
+implements its `OpenDrafter` and `DraftContext` with Core ML. A forward pass fills one block, and
 also adds up to a block's length of new context rows, so decode needs one pass per draft.
 
     slots     . . c c c c n n . . | b b b b     c: keys and values of earlier rows; n: of new rows;
@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.drafters.heads import HeadFacts, check_fits
+from paceline.drafters.heads import HeadFacts, Sizes, check_fits, sizes_of
 from paceline.drafters.native.block import BlockNetwork
 from paceline.drafters.native.file import DraftFile
-from paceline.drafters.sizes import Sizes, sizes_of
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS, is_core_ml
 from paceline_coreml.engine.artifact import ROTARY, Artifact, Drafts, read_artifact
@@ -30,7 +29,7 @@ from paceline_coreml.engine.packages import DEFAULT_UNITS, PackageOpener, Packag
 Floats = npt.NDArray[np.float32]
 
 
-class DraftModel:
+class OpenDrafter:
     """The packages of a drafter; all requests share them."""
 
     def __init__(
@@ -84,7 +83,7 @@ INPUTS = ("hidden", "rope_cos", "rope_sin", "attn_mask", "kv_write_mask")
 class DraftContext:
     """The context of one sequence, up to the last known hidden state of the target."""
 
-    def __init__(self, model: DraftModel) -> None:
+    def __init__(self, model: OpenDrafter) -> None:
         self._model = model
         self._states = [package.make_state() for package in model.packages.layers]
         self._first = self.length = 0
@@ -160,7 +159,7 @@ class _DFlash:
             raise InvalidRequest(
                 f"{folder} is for Core ML, which has no option {', '.join(options)}; remove it"
             )
-        model = DraftModel(folder)
+        model = OpenDrafter(folder)
         facts, drafts = _facts(model.artifact, model.drafts), model.drafts
         sizes = facts.hidden_size, facts.vocab_size, model.rows
         file = DraftFile(folder, *facts[:2], drafts.taps, *sizes, drafts.mask_token)

@@ -22,7 +22,7 @@ from paceline_coreml.conversion.families.dflash import open_drafter
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.shards import Head, Layers
 from paceline_coreml.engine.artifact import Artifact
-from paceline_coreml.engine.drafter import DraftModel
+from paceline_coreml.engine.drafter import OpenDrafter
 from paceline_coreml.engine.packages import REHEARSED, Packages, on_a_mac
 from paceline_coreml.golden.checks import agreement, check_sizes, file_faults
 from paceline_coreml.golden.compare import centred, cosines
@@ -50,7 +50,7 @@ def compare_drafter(
         *tokenizer_faults(opened, target),
         *file_faults(opened, family, family.embeddings().numpy()),
     ]
-    model = DraftModel(opened.folder, rounding=rounding)
+    model = OpenDrafter(opened.folder, rounding=rounding)
     size = family.shape.input_size - opened.hidden_size
     states = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
     blocks = {LOGITS: logits_of(model, states)}
@@ -86,7 +86,7 @@ def compare_drafter(
     return Report(value, not faults, "\n".join(lines), [])
 
 
-def logits_of(model: DraftModel, states: Floats, mode: str = "") -> Floats:
+def logits_of(model: OpenDrafter, states: Floats, mode: str = "") -> Floats:
     """Return logits of blocks after 1, 1 + 2, 1 + 2 + 3, ... rows, [blocks * rows, vocab]."""
     context, blocks, before = model.open(), [], 0
     for step in cycle(range(1, model.rows + 1)):
@@ -108,12 +108,12 @@ def logits_of(model: DraftModel, states: Floats, mode: str = "") -> Floats:
     return np.concatenate(blocks)
 
 
-def in_torch(folder: Path, family: Family) -> DraftModel:
+def in_torch(folder: Path, family: Family) -> OpenDrafter:
     """Open the artifact in `folder`, with a family's float32 modules in place of its packages."""
     shape = family.shape
     layers = _Module(Layers(family, 0, shape.layers, (), stateless=False), "out_hidden")
     head = _Module(Head(family, 0, shape.vocab_size), "logits")
-    return DraftModel(folder, packages=Packages([layers], [head]))
+    return OpenDrafter(folder, packages=Packages([layers], [head]))
 
 
 class _Module:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import tap_name
-from paceline.drafters.heads import DraftCost, check_fits
-from paceline.drafters.sizes import Sizes
+from paceline.drafters.heads import DraftCost, Sizes, check_fits
 from paceline_mlx.heads.cache import evaluate
 from paceline_mlx.heads.config import HeadConfig
 from paceline_mlx.heads.weights import LayerWeights, Matrix
@@ -21,6 +20,7 @@ from paceline_mlx.model import LoadedModel
 class HeadNetwork:
     """A head opened for a target. Not thread-safe."""
 
+    name: str
     config: HeadConfig
     dtype: Any
 
@@ -35,7 +35,7 @@ class HeadNetwork:
             folder, config.facts("", ""), Sizes("", target.layers, embedded.shape[-1], vocabulary)
         )
         self.config = config
-        self.taps = config.taps
+        self.taps, self.vocab_size = config.taps, config.vocab_size
         self._target_dtype = embedded.dtype
         self._target = target
         self._rotary_dims = config.head_dim

@@ -11,15 +11,9 @@ from typing import Any
 
 from paceline.drafters.heads import HeadFacts
 from paceline.drafters.native.block import BlockNetwork
-from paceline.drafters.native.cache import Network
+from paceline.drafters.native.cache import DraftNetwork
 from paceline.drafters.native.chain import LONGEST_CHAIN, ChainNetwork
-from paceline.drafters.native.file import (
-    INSIDE,
-    DraftFile,
-    check_target,
-    find_file,
-    read_drafter,
-)
+from paceline.drafters.native.file import INSIDE, DraftFile, check_target, read_drafter
 from paceline.errors import ModelError
 
 _FIRST_KEYS = 1 << 16
@@ -40,7 +34,7 @@ class _Kind:
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
         return self._read(folder, target).taps
 
-    def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> Network:
+    def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> DraftNetwork:
         file = self._read(folder, engine.path)
         model = engine.open_drafter(file.path)
         if file.kind == "dflash":
@@ -48,15 +42,13 @@ class _Kind:
         return ChainNetwork(file, model, options.get("length", LONGEST_CHAIN))
 
     def facts(self, folder: Path) -> HeadFacts | None:
-        path = find_file(folder)
-        file = None if path is None else read_drafter(path)
+        file = read_drafter(folder)
         if file is None or file.kind != self.name or file.is_inside:
             return None
         return HeadFacts(self.name, file.form, file.target_width, file.vocab_size, None)
 
     def _read(self, folder: Path, target: Path) -> DraftFile:
-        path = find_file(folder)
-        file = None if path is None else read_drafter(path)
+        file = read_drafter(folder)
         if file is None or file.kind != self.name:
             raise ModelError(
                 f"{folder} holds no drafter of the kind {self.name}; expected a GGUF file of the "

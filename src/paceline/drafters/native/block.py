@@ -14,13 +14,13 @@ import numpy as np
 
 from paceline.decoding.types import Logits
 from paceline.drafters.draft_sampling import DraftSampler
-from paceline.drafters.native.cache import DraftCache, Network
+from paceline.drafters.native.cache import DraftCache, DraftNetwork
 
 _NEAR = 16
 """Scores further below the best are left out: 200,000 of them are less than 0.03 of it."""
 
 
-class BlockNetwork(Network):
+class BlockNetwork(DraftNetwork):
     name = "dflash"
 
     def new_cache(self) -> DraftCache:

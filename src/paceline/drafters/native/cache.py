@@ -5,16 +5,15 @@ the text alone does not pay for the network. A long prompt goes in as it comes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from time import perf_counter
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from paceline.decoding.sampling import Sampling
-from paceline.decoding.types import ComputedBlock, Drafter, Logits, Proposal, tap_name
+from paceline.decoding.types import ComputedBlock, Drafter, Logits, tap_name
 from paceline.drafters.draft_sampling import DraftSampler
-from paceline.drafters.heads import DraftCost
+from paceline.drafters.heads import DraftCost, HeadDrafter
 from paceline.drafters.native.file import DraftFile
 
 _MOST_PENDING = 512
@@ -28,7 +27,7 @@ class DraftCache:
     """
 
     def __init__(self, context: Any, shift: int = 0) -> None:
-        """Of an empty `DraftContext` (engines/llamacpp/draft_context.py)."""
+        """Wrap an empty `DraftContext` (engines/llamacpp/draft_context.py)."""
         self.context, self.shift = context, shift
         self.pending: list[Logits] = []
         """[n, taps * d] each: hidden states of positions from `start` on."""
@@ -39,10 +38,14 @@ class DraftCache:
         """The token at `start`."""
 
     @property
+    def pending_count(self) -> int:
+        return sum(map(len, self.pending))
+
+    @property
     def end(self) -> int:
         """The position after the last observed one; 0: none was observed."""
         if self.pending:
-            return self.start + sum(map(len, self.pending))
+            return self.start + self.pending_count
         length: int = self.context.length
         return max(length - self.shift, 0)
 
@@ -83,13 +86,13 @@ class DraftCache:
         del self.following[max(keep - 1, 0) :]
 
 
-class Network(ABC):
+class DraftNetwork(ABC):
     """A drafter's network, which fills a cache and drafts from it; an `OpenHead`."""
 
     name: str
 
     def __init__(self, file: DraftFile, model: Any) -> None:
-        """Of an open drafter, `DraftModel`."""
+        """Take an open drafter, `OpenDrafter`."""
         self._file, self._model = file, model
         self.taps, self.vocab_size = file.taps, file.vocab_size
         self.may_skip = False
@@ -117,45 +120,23 @@ class Network(ABC):
         """
 
 
-class NativeDrafter(Drafter):
-    def __init__(
-        self, network: Network, cache: DraftCache, sampling: Sampling, prompt_length: int
-    ) -> None:
-        """Draft as `sampling` picks after a prompt; the cache may have earlier tokens."""
-        self.name = network.name
-        self._network, self._cache = network, cache
-        self._sampler = DraftSampler(sampling, prompt_length, network.vocab_size)
-        self._drafted_at = -1
-        """Length of the text that `_draft` is for."""
-        self._draft = Proposal((), self.name)
+class NativeDrafter(HeadDrafter):
+    _network: DraftNetwork
+    _cache: DraftCache
 
-    def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The draft after the last token; empty unless the one before it was observed."""
-        if self._drafted_at != len(context):
-            self._drafted_at = len(context)
-            self._draft = Proposal((), self.name)
-            known, last = self._cache.end, len(context) - 1
-            if 0 < known <= last and (known == last or self._network.may_skip):
-                started, read = perf_counter(), sum(map(len, self._cache.pending))
-                sampler = self._sampler.following(context)
-                tokens, chances = self._network.draft(self._cache, context, limit, sampler)
-                self._draft = Proposal(tokens, self.name, 0, chances)
-                self._network.cost.observe(perf_counter() - started, read)
-        return self._draft.cut(limit)
+    def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
+        known, last = self._cache.end, len(context) - 1
+        if not (0 < known <= last and (known == last or self._network.may_skip)):
+            return (), ()
+        sampler = self._sampler.following(context)
+        return self._network.draft(self._cache, context, limit, sampler)
 
     def observe(self, computed: ComputedBlock) -> None:
         self._drafted_at = -1
         if computed.taps and computed.accepted_rows:
-            states = joined(computed.taps, self._network.taps, computed.accepted_rows)
-            self._cache.observe(states, computed.tokens[: computed.accepted_rows], computed.start)
-            if self._cache.end - self._cache.start > _MOST_PENDING:
+            rows = computed.accepted_rows
+            layers = [computed.taps[tap_name(layer)][:rows] for layer in self._network.taps]
+            states = np.concatenate(layers, axis=1)
+            self._cache.observe(states, computed.tokens[:rows], computed.start)
+            if self._cache.pending_count > _MOST_PENDING:
                 self._network.fill(self._cache)
-
-    def cost(self, limit: int) -> float:
-        """Seconds of a draft, as the last ones took."""
-        return self._network.cost.seconds
-
-
-def joined(taps: Mapping[str, Logits], layers: Sequence[int], rows: int) -> Logits:
-    """[rows, layers * d]: hidden states of a call's first rows, in the order of `layers`."""
-    return np.concatenate([taps[tap_name(layer)][:rows] for layer in layers], axis=1)

@@ -15,26 +15,23 @@ import numpy as np
 
 from paceline.decoding.types import Logits
 from paceline.drafters.draft_sampling import DraftSampler
+from paceline.drafters.heads import MIN_CHANCE
 from paceline.drafters.native.block import picked
-from paceline.drafters.native.cache import DraftCache, Network
+from paceline.drafters.native.cache import DraftCache, DraftNetwork
 from paceline.drafters.native.file import DraftFile
 
 LONGEST_CHAIN = 8
 """Most tokens of a chain without the option `length`."""
 
-_LEAST_CHANCE = 0.15
-"""A chain ends where all its drafts are right with less than this probability by its own
-estimate: one more row of the target costs about a tenth of a call."""
-
 _PIECE = 64
 """Rows of a call."""
 
 
-class ChainNetwork(Network):
+class ChainNetwork(DraftNetwork):
     name = "mtp"
 
     def __init__(self, file: DraftFile, model: Any, length: int) -> None:
-        """Of an open drafter, `DraftModel`; `length` is the most tokens of a chain."""
+        """Take an open drafter, `OpenDrafter`; `length` is the most tokens of a chain."""
         super().__init__(file, model)
         self._length = length
         self._shift = int(file.form == "MTP")
@@ -67,7 +64,7 @@ class ChainNetwork(Network):
             tokens.append(token)
             chances.append(chance)
             likely *= chance
-            if len(tokens) == min(limit, self._length) or likely < _LEAST_CHANCE:
+            if len(tokens) == min(limit, self._length) or likely < MIN_CHANCE:
                 break
             at = end + len(tokens) - 1
             logits, state = cache.context.run([token], at, states=state, outputs=1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.drafters.sizes import sizes_of
+from paceline.drafters.heads import sizes_of
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 
@@ -54,35 +54,30 @@ class DraftFile:
     """Whether it estimates how likely its drafts are accepted."""
 
 
-def find_file(path: Path) -> Path | None:
-    """The GGUF file at a path: itself, or the only one in a folder."""
-    if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
-        return files[0] if len(files) == 1 else None
-    return path if path.suffix == ".gguf" else None
-
-
 def read_drafter(path: Path) -> DraftFile | None:
-    """Read a drafter's file, or a model's with MTP layers inside; None: it is neither.
+    """Read the GGUF file at a path, or the only one in a folder.
 
-    Raises ModelError for a faulty one.
+    Returns None if it is neither a drafter nor a model with MTP layers inside. Raises ModelError
+    for a faulty one.
     """
-    return _read(path, path.stat().st_mtime_ns if path.exists() else 0)
+    files = [*path.glob("*.gguf")] if path.is_dir() else [path]
+    if len(files) != 1 or files[0].suffix != ".gguf":
+        return None
+    return _read(files[0], files[0].stat().st_mtime_ns if files[0].exists() else 0)
 
 
 @lru_cache(maxsize=16)
 def _read(path: Path, _changed: int) -> DraftFile | None:
     content = read_gguf(path)
-    family = content.fields.get("general.architecture")
-    if family == "dflash":
+    if content.family == "dflash":
         return _dflash(path, content)
-    if family == "eagle3":
+    if content.family == "eagle3":
         return _eagle3(path, content)
-    own = _number(path, content, f"{family}.{INSIDE}", 0)
+    own = _number(path, content, INSIDE, 0)
     if not own:
         return None
-    width = _number(path, content, f"{family}.embedding_length")
-    last = _number(path, content, f"{family}.block_count") - own - 1
+    width = _number(path, content, "embedding_length")
+    last = _number(path, content, "block_count") - own - 1
     return DraftFile(path, "mtp", "MTP", (last,), width, _vocabulary(path, content), is_inside=True)
 
 
@@ -107,9 +102,9 @@ def check_target(file: DraftFile, target: Path) -> None:
 
 def _dflash(path: Path, content: GgufFile) -> DraftFile:
     tensors = {tensor.name: tensor.shape for tensor in content.tensors}
-    width = _number(path, content, "dflash.embedding_length")
-    layers = _layers(path, content, "dflash")
-    block = _number(path, content, "dflash.block_size", 16)
+    width = _number(path, content, "embedding_length")
+    layers = _layers(path, content)
+    block = _number(path, content, "block_size", 16)
     is_dspark, is_second = "markov_w1.weight" in tensors, "selector_hidden.weight" in tensors
     mask, vocab = content.fields.get("tokenizer.ggml.mask_token_id"), _vocabulary(path, content)
     if not 2 <= block <= _MOST_BLOCK:
@@ -126,21 +121,21 @@ def _dflash(path: Path, content: GgufFile) -> DraftFile:
         vocab,
         block=block,
         mask=mask,
-        first=int(not (is_dspark and content.fields.get("dflash.sample_from_anchor", True))),
-        causal=bool(content.fields.get("dflash.attention.causal")),
-        candidates=_number(path, content, "dflash.selector_top_k", 0) if is_second else 0,
+        first=int(not (is_dspark and content.family_value("sample_from_anchor", True))),
+        causal=bool(content.family_value("attention.causal")),
+        candidates=_number(path, content, "selector_top_k", 0) if is_second else 0,
         confident="conf_proj.weight" in tensors,
     )
 
 
 def _eagle3(path: Path, content: GgufFile) -> DraftFile:
     tensors = {tensor.name: tensor.shape for tensor in content.tensors}
-    width = _number(path, content, "eagle3.embedding_length")
-    target_width = _number(path, content, "eagle3.target_hidden_size")
-    layers = _layers(path, content, "eagle3")
+    width = _number(path, content, "embedding_length")
+    target_width = _number(path, content, "target_hidden_size")
+    layers = _layers(path, content)
     if len(layers) != _EAGLE_LAYERS:
         raise _fault(path, f"reads {len(layers)} layers", str(_EAGLE_LAYERS))
-    if (count := _number(path, content, "eagle3.block_count")) != 1:
+    if (count := _number(path, content, "block_count")) != 1:
         raise _fault(path, f"has {count} layers", "1")
     _check_shape(path, tensors, "fc.weight", (width, target_width * _EAGLE_LAYERS))
     if "token_embd.weight" not in tensors and width != target_width:
@@ -155,9 +150,9 @@ def _eagle3(path: Path, content: GgufFile) -> DraftFile:
     return DraftFile(path, "mtp", "EAGLE-3", taps, target_width, vocab)
 
 
-def _layers(path: Path, content: GgufFile, family: str) -> list[int]:
+def _layers(path: Path, content: GgufFile) -> list[int]:
     """The target's layers whose inputs are read."""
-    value = content.fields.get(f"{family}.target_layers")
+    value = content.family_value("target_layers")
     layers: list[int] = value.values.tolist() if isinstance(value, NumberArray) else []
     if not layers or not all(isinstance(layer, int) and layer > 0 for layer in layers):
         raise _fault(path, f"reads layers {layers or 'unknown'}", "whole numbers from 1 on")
@@ -172,9 +167,9 @@ def _vocabulary(path: Path, content: GgufFile) -> int:
 
 
 def _number(path: Path, content: GgufFile, key: str, default: int | None = None) -> int:
-    value: Any = content.fields.get(key, default)
+    value: Any = content.family_value(key, default)
     if not isinstance(value, int) or value < 0:
-        raise _fault(path, f"has {key} {value!r}", "a number")
+        raise _fault(path, f"has {content.family}.{key} {value!r}", "a number")
     return value
 
 

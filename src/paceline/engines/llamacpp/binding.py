@@ -4,9 +4,12 @@ Independent of rules for rows and of paceline's sequences. A binding has a libra
 names and which files it computes right; models and contexts are alike in the family (`native.py`).
 """
 
+import contextlib
 import ctypes
+import signal
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import Logits
-from paceline.engines.llamacpp.loading import ErrorLog
 from paceline.storage.gguf_file import GgufFile
 
 LEAST_CONTEXT = 256
@@ -33,6 +35,8 @@ _GROUP = 32
 _HEAD_SIZES = ("key_length", "key_length_swa", "key_length_mla")
 """Sizes of a head of keys in a file's metadata, those that it has."""
 
+_ORIGINAL_LENGTH = "rope.scaling.original_context_length"
+
 _NUMBER, _TEXT = 0, 3
 """Kinds of replaced metadata: `llama_model_kv_override_type` in llama.h."""
 
@@ -42,8 +46,13 @@ _MOST_LENGTH = 2**31 - 1
 PARTIAL_STATE = 1
 """`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: what cannot be cut at a position, of recurrent layers."""
 
-Signature = tuple[Any, list[Any]]
-"""Types of a C function: its result, and its arguments."""
+_ERROR, _CONTINUED = 4, 5
+"""`ggml_log_level` of ik_llama.cpp and llama.cpp; a continued line has the last one's level."""
+
+_LINES = 3
+"""Most lines that are kept."""
+
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 State = npt.NDArray[np.uint8]
 """A sequence's keys and values as the library writes them, in the order of positions."""
@@ -114,7 +123,7 @@ class Binding(ABC):
 
     name: str
     version: str
-    """Version of the package; of a library of one's own, also which one it is."""
+    """Version of the package; of a library of one's own, also which one it is. Set by `load`."""
     cache: str
     """Types of keys and values, for display."""
 
@@ -131,32 +140,17 @@ class Binding(ABC):
     process."""
     open = 0
 
-    def __init__(
-        self,
-        api: Any,
-        version: str,
-        functions: Mapping[str, Signature],
-        state_functions: Sequence[str],
-    ) -> None:
-        """Declare functions and receive the library's log.
+    def __init__(self, api: Any, state_functions: Sequence[str]) -> None:
+        """Receive the library's log.
 
         Args:
             api: the package's module with the library, its structs and declared functions.
-            version: see above.
-            functions: names of functions that the package does not declare -> their types.
             state_functions: names of those that size, read and write a sequence's state.
-
-        Raises AttributeError for a function that the library does not have.
         """
         self.api = api
         self.library: ctypes.CDLL = api._lib
-        self.version = version
-        for name, (result, arguments) in functions.items():
-            function = getattr(self.library, name)
-            function.restype, function.argtypes = result, arguments
-        # Of a sequence's state: bytes, read and write.
         self._state_functions = [getattr(self.library, name) for name in state_functions]
-        self._log = ErrorLog(self.library)
+        self._log = _ErrorLog(self.library)
 
     @abstractmethod
     def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
@@ -183,19 +177,24 @@ class Binding(ABC):
         """The library's devices besides the processor, with what is free of their memory now."""
         return []
 
-    def load(self, path: Path, offload: Offload | None = None) -> int | None:
-        """Map a GGUF file; a pointer to the model, or None."""
-        model = self._load(path, self.replaced, offload)
+    def load(self, path: Path, offload: Offload | None = None, mtp: bool = False) -> int | None:
+        """Map a GGUF file and return a pointer to the model, or None if it cannot be mapped.
+
+        Without `offload` the processor runs it; `mtp` maps its MTP layers too.
+        """
+        params = self.model_params(offload)
+        if mtp:
+            params.load_mtp = True
+        model = self._load(path, self.replaced, params)
         length = self._longrope_length(model) if model else None
         if model is None or length is None:
             return model
+        key = f"{self.metadata(model, 'general.architecture')}.{_ORIGINAL_LENGTH}"
         self.free_model(model)
-        family, value = length
-        key = f"{family}.rope.scaling.original_context_length"
-        return self._load(path, {**self.replaced, key: value}, offload)
+        return self._load(path, {**self.replaced, key: length}, params)
 
-    def model_params(self, offload: Offload | None = None) -> Any:
-        """The library's parameters of a model, without `offload` on the processor."""
+    def model_params(self, offload: Offload | None) -> Any:
+        """The library's parameters of a model."""
         return self.api.llama_model_default_params()
 
     @abstractmethod
@@ -243,19 +242,25 @@ class Binding(ABC):
 
     def has_window(self, model: int) -> bool:
         """Whether some layers see a window of positions."""
-        family = self.metadata(model, "general.architecture")
-        window = self.metadata(model, f"{family}.attention.sliding_window")
-        return window not in (None, "0")
+        return self.family_value(model, "attention.sliding_window") not in ("", "0")
 
     def has_whole_groups(self, model: int) -> bool:
         """Whether keys can be in Q8_0: its groups of numbers do not cross heads."""
-        family = self.metadata(model, "general.architecture")
-        sizes = [self.metadata(model, f"{family}.attention.{name}") or "" for name in _HEAD_SIZES]
+        sizes = [self.family_value(model, f"attention.{name}") for name in _HEAD_SIZES]
         numbers = [int(size) for size in sizes if size.isdigit()]
-        heads = self.metadata(model, f"{family}.attention.head_count") or ""
+        heads = self.family_value(model, "attention.head_count")
         if not numbers and heads.isdigit():
             numbers = [self.width(model) // int(heads)]
         return bool(numbers) and not any(number % _GROUP for number in numbers)
+
+    def heads(self, model: int) -> Heads | None:
+        """A model's heads, or None where layers differ: the values are lists."""
+        queries = self.family_value(model, "attention.head_count")
+        keys = self.family_value(model, "attention.head_count_kv") or queries
+        if not (queries.isdigit() and keys.isdigit()):
+            return None
+        groups, rest = divmod(int(queries), max(int(keys), 1))
+        return Heads(int(keys), groups) if int(keys) and not rest else None
 
     def vocab_size(self, model: int) -> int:
         """Width of a row of logits."""
@@ -271,9 +276,12 @@ class Binding(ABC):
         length = self.library.llama_model_meta_val_str(model, key.encode(), value, _VALUE_BYTES)
         return value.value.decode(errors="replace") if length >= 0 else None
 
-    def _load(
-        self, path: Path, replaced: Mapping[str, int | str], offload: Offload | None
-    ) -> int | None:
+    def family_value(self, model: int, key: str) -> str:
+        """A single value under the name of the model's family; empty if there is none."""
+        family = self.metadata(model, "general.architecture")
+        return self.metadata(model, f"{family}.{key}") or ""
+
+    def _load(self, path: Path, replaced: Mapping[str, int | str], params: Any) -> int | None:
         """Map a file, with some values of its metadata replaced."""
         values = (self.api.llama_model_kv_override * (len(replaced) + 1))()  # the last is empty
         for struct, (key, value) in zip(values, replaced.items(), strict=False):
@@ -282,13 +290,12 @@ class Binding(ABC):
                 struct.tag, struct.value.val_i64 = _NUMBER, value
             else:
                 struct.tag, struct.value.val_str = _TEXT, value.encode()
-        params = self.model_params(offload)
         params.kv_overrides = values
         model: int | None = self.api.llama_model_load_from_file(bytes(path), params)
         return model
 
-    def _longrope_length(self, model: int) -> tuple[str, int] | None:
-        """A model's family, and the original length that gives LongRoPE the same factors always.
+    def _longrope_length(self, model: int) -> int | None:
+        """The original length that gives a model's LongRoPE the same factors always.
 
         The library takes the factors for long texts where a context has more slots than that
         length. But contexts grow with their sequence, whose keys must not be rotated anew:
@@ -298,15 +305,13 @@ class Binding(ABC):
 
         None for a model without an original length, or whose frequencies it enters (YaRN).
         """
-        family = self.metadata(model, "general.architecture") or ""
-        original, context = (
-            self.metadata(model, f"{family}.{key}") or ""
-            for key in ("rope.scaling.original_context_length", "context_length")
+        original, context, kind = (
+            self.family_value(model, key)
+            for key in (_ORIGINAL_LENGTH, "context_length", "rope.scaling.type")
         )
-        kind = self.metadata(model, f"{family}.rope.scaling.type")
         if kind == "yarn" or not (original.isdigit() and context.isdigit()):
             return None
-        return family, 1 if int(context) > int(original) else _MOST_LENGTH
+        return 1 if int(context) > int(original) else _MOST_LENGTH
 
     def last_errors(self) -> str:
         """The library's last lines about errors since `forget_errors`, one line; may be empty."""
@@ -317,60 +322,48 @@ class Binding(ABC):
         self._log.clear()
 
 
-def heads_of(metadata: Callable[[str], str | None]) -> Heads | None:
-    """The heads of a model; `metadata` returns a value of its file.
+class _ErrorLog:
+    """Keeps the last error lines of a library."""
 
-    None where layers differ: the values are lists.
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """Receive the library's log from now on."""
+        self._lines: list[str] = []
+        self._error = False
+        self._callback = _CALLBACK(self._receive)  # the library keeps a pointer to it
+        library.llama_log_set.argtypes = [_CALLBACK, ctypes.c_void_p]
+        library.llama_log_set.restype = None
+        library.llama_log_set(self._callback, None)
+
+    def clear(self) -> None:
+        """Forget earlier lines."""
+        self._lines = []
+
+    def line(self) -> str:
+        return "; ".join(self._lines)
+
+    def _receive(self, level: int, text: bytes | None, _: object) -> None:
+        if level != _CONTINUED:
+            self._error = level == _ERROR
+        line = (text or b"").decode(errors="replace").strip()
+        if self._error and line:
+            self._lines = [*self._lines, line][-_LINES:]
+
+
+@contextlib.contextmanager
+def interrupts_after() -> Iterator[None]:
+    """Ctrl-C comes after the block, for calls that write lines of the log.
+
+    What a callback from C raises is printed and lost, and with it the KeyboardInterrupt.
     """
-    family = metadata("general.architecture")
-    queries = metadata(f"{family}.attention.head_count") or ""
-    keys = metadata(f"{family}.attention.head_count_kv") or queries
-    if not (queries.isdigit() and keys.isdigit()):
-        return None
-    groups, rest = divmod(int(queries), max(int(keys), 1))
-    return Heads(int(keys), groups) if int(keys) and not rest else None
-
-
-class Batch:
-    """The arrays of a `llama_batch`, which stay alive between calls."""
-
-    def __init__(self, struct: type[ctypes.Structure], rows: int) -> None:
-        """Allocate arrays of `rows` rows."""
-        self._tokens = np.zeros(rows, np.int32)
-        self._positions = np.zeros(rows, np.int32)
-        self._outputs = np.zeros(rows, np.int8)
-        self._counts = np.ones(rows, np.int32)
-        self._sequences = np.zeros(rows, np.int32)
-        pointer = ctypes.POINTER(ctypes.c_int32)
-        first = self._sequences.ctypes.data
-        self._ids = (pointer * rows)(
-            *[ctypes.cast(first + row * self._sequences.itemsize, pointer) for row in range(rows)]
-        )
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "token": self._tokens,
-            "pos": self._positions,
-            "n_seq_id": self._counts,
-            "logits": self._outputs,
-        }
-        self._struct = struct()
-        types: dict[str, Any] = {field[0]: field[1] for field in struct._fields_}
-        for name, array in arrays.items():
-            setattr(self._struct, name, array.ctypes.data_as(types[name]))
-        self._struct.seq_id = ctypes.cast(self._ids, types["seq_id"])
-
-    def filled(self, work: Iterable[tuple[Sequence[int], int, int, slice]]) -> Any:
-        """The batch for tokens at positions from a start on, of a sequence, with some logits.
-
-        `work` has tokens, start, number of the sequence, and rows with logits.
-        """
-        count = 0
-        for tokens, start, sequence, outputs in work:
-            rows = slice(count, count + len(tokens))
-            self._tokens[rows] = tokens
-            self._positions[rows] = np.arange(start, start + len(tokens))
-            self._sequences[rows] = sequence
-            self._outputs[rows] = 0
-            self._outputs[rows][outputs] = 1
-            count = rows.stop
-        self._struct.n_tokens = count
-        return self._struct
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)

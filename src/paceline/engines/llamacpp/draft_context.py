@@ -12,8 +12,7 @@ common/speculative.cpp.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -21,7 +20,7 @@ from weakref import finalize
 import numpy as np
 
 from paceline.decoding.types import Logits
-from paceline.engines.llamacpp.binding import LEAST_CONTEXT, State
+from paceline.engines.llamacpp.binding import LEAST_CONTEXT, State, interrupts_after
 from paceline.engines.llamacpp.llama_h import (
     DECODE,
     ENCODE,
@@ -29,7 +28,7 @@ from paceline.engines.llamacpp.llama_h import (
     MTP_CONTEXT,
     Embedding,
 )
-from paceline.engines.llamacpp.loading import interrupts_after
+from paceline.engines.llamacpp.native import NativeModel
 from paceline.engines.llamacpp.upstream import Llama
 from paceline.errors import ModelError
 
@@ -39,7 +38,7 @@ PIECE = 64
 _NUMBER, _FLOATS = ctypes.c_int32, ctypes.POINTER(ctypes.c_float)
 
 
-class DraftModel:
+class OpenDrafter:
     """A drafter's file, mapped, and the target's embeddings and head where it has none."""
 
     def __init__(self, binding: Llama, path: Path, target: Path, threads: int) -> None:
@@ -47,39 +46,24 @@ class DraftModel:
 
         Raises ModelError, with the library's own words, for a file that it refuses.
         """
-        self.binding, self.threads, self._path = binding, threads, path
+        self.binding, self.threads = binding, threads
         self.is_inside = path == target
-        self._open: list[Callable[[], object]] = []
-        self._drop = finalize(self, _close, self._open)
-        self.model = self._load(path)
-        self.vocab_size = binding.vocab_size(self.model)
-        self.width = binding.width(self.model)
-        other = self.model if self.is_inside else self._load(target)
-        self.other = self._context(other, LEAST_CONTEXT, inside=False)
-        self._open.append(partial(binding.api.llama_free, self.other))
-        """A context of the target, which the drafter's own name for its embeddings and head."""
+        self.file = NativeModel(binding, path, mtp=self.is_inside)
+        self.vocab_size, self.width = self.file.vocab_size, binding.width(self.file.pointer)
+        self._target = self.file if self.is_inside else NativeModel(binding, target)
+        # The drafter's own contexts name it for its embeddings and head.
+        self._other = self._context(self._target, LEAST_CONTEXT, inside=False)
+        finalize(self, self._target.open.drop_context, self._other)
 
     def open(self, *, causal: bool, hidden: str) -> "DraftContext":
         return DraftContext(self, causal=causal, hidden=hidden)
 
     def context(self, slots: int) -> int:
-        slots = -(-slots // LEAST_CONTEXT) * LEAST_CONTEXT
-        return self._context(self.model, slots, inside=self.is_inside, other=self.other)
+        return self._context(self.file, slots, inside=self.is_inside, other=self._other)
 
-    def _load(self, path: Path) -> int:
-        binding = self.binding
-        params = binding.model_params()
-        params.load_mtp = self.is_inside
-        binding.forget_errors()
-        with interrupts_after():
-            model = binding.api.llama_model_load_from_file(bytes(path), params)
-        if not model:
-            reason = binding.last_errors() or "no reason given"
-            raise ModelError(f"{binding.name} cannot open {path}: {reason}; get the file again")
-        self._open.append(partial(binding.free_model, model))
-        return int(model)
-
-    def _context(self, model: int, slots: int, *, inside: bool, other: int | None = None) -> int:
+    def _context(
+        self, model: NativeModel, slots: int, *, inside: bool, other: int | None = None
+    ) -> int:
         binding = self.binding
         params = binding.api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = slots, PIECE, PIECE
@@ -91,10 +75,11 @@ class DraftModel:
         params.ctx_other = other
         binding.forget_errors()
         with interrupts_after():
-            context = binding.api.llama_init_from_model(model, params)
+            context = binding.api.llama_init_from_model(model.pointer, params)
         if not context:
             reason = binding.last_errors() or "no reason given"
-            raise ModelError(f"{binding.name} has no context for {self._path.name}: {reason}")
+            raise ModelError(f"{binding.name} has no context for {self.file.path.name}: {reason}")
+        model.open.add()
         return int(context)
 
 
@@ -104,7 +89,7 @@ class DraftContext:
     `length` is the position after the last one, 0 if there is none.
     """
 
-    def __init__(self, model: DraftModel, *, causal: bool, hidden: str) -> None:
+    def __init__(self, model: OpenDrafter, *, causal: bool, hidden: str) -> None:
         """Empty.
 
         Args:
@@ -188,7 +173,7 @@ class DraftContext:
         self.close()
         binding = self._binding
         self._slots, self._pointer = slots, self._model.context(slots)
-        self._free = finalize(self, binding.api.llama_free, self._pointer)
+        self._free = finalize(self, self._model.file.open.drop_context, self._pointer)
         is_read, is_masked = self._hidden != "no", self._hidden != "all"
         binding.extension("set_embeddings_nextn")(self._pointer, is_read, is_masked)
         binding.api.llama_set_causal_attn(self._pointer, self._causal)
@@ -236,11 +221,6 @@ class DraftContext:
             return np.empty((0, self._model.width), np.float32)
         address = self._binding.extension("get_embeddings_nextn")(self._pointer)
         return _copied(address, (rows, self._model.width))
-
-
-def _close(opened: list[Callable[[], object]]) -> None:
-    while opened:
-        opened.pop()()
 
 
 def _copied(address: int, shape: tuple[int, int]) -> Logits:

@@ -25,8 +25,14 @@ from paceline.engines.base import EngineSettings, KVSequence, KVState, StepResul
 from paceline.engines.exact import rows_hold, together_holds
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
 from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings, Offload
-from paceline.engines.llamacpp.contexts import Contexts, whole
-from paceline.engines.llamacpp.libraries import faster_build, installed, library_for, load
+from paceline.engines.llamacpp.libraries import (
+    faster_build,
+    installed,
+    library_for,
+    library_with_devices,
+    load,
+    offload_for,
+)
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence, Sizes
 from paceline.engines.llamacpp.packed import PackedWeights
 from paceline.engines.llamacpp.recurrent import RecurrentSequence
@@ -40,18 +46,18 @@ from paceline.engines.llamacpp.rules import (
     may_be_single,
     table_rules,
 )
-from paceline.engines.llamacpp.sequence import PADDING, LlamaSequence, call
+from paceline.engines.llamacpp.sequence import PADDING, Contexts, LlamaSequence, call, whole
 from paceline.engines.llamacpp.together import SharedBlock, run_shared, shared_calls
 from paceline.engines.llamacpp.weights import check_numbers
 from paceline.engines.rows import RowRules, load_rules, save_rules
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import ModelError
 from paceline.storage.files import digest_of
 from paceline.storage.gguf_file import read_gguf
 from paceline.storage.progress import Progress
 from paceline.system.machine import cpu_cores, gpu_drivers, memory_bytes, processor
 
 if TYPE_CHECKING:
-    from paceline.engines.llamacpp.draft_context import DraftModel
+    from paceline.engines.llamacpp.draft_context import OpenDrafter
 
 SLOTS = 32
 """Slots of a KV block, which only counts."""
@@ -100,7 +106,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
             binding: the library; None: the first that is installed and computes the file right.
             rules: rows of a call; None: those of its library, verified.
-            offload: layers on a device of `binding`; see `devices.py`.
+            offload: layers on a device of `binding`; see `offload_for`.
 
         Raises:
             MissingExtra: no library is installed, or not for this processor.
@@ -112,7 +118,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self.taps: tuple[int, ...] = settings.taps
         self._threads = settings.threads or cpu_cores()
         self._measurements = settings.measurements
-        self._path = path
+        self.path = path
+        """The GGUF file, as it was named."""
         self._packed = PackedWeights(settings.packed)
         # On a GPU rows of several sequences in a call differed from those of each alone.
         self._parallel = 1 if offload else settings.parallel
@@ -120,12 +127,9 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._quantized = settings.kv is not None
         self._binding = library_for(
             path,
-            (  # one by one: a library that is not asked for is not loaded
-                library
-                for library in (installed() if binding is None else (binding,))
-                if self._has_taps(library)
-            ),
-            lambda library: self._stored_rules(library) is not None,
+            installed() if binding is None else (binding,),
+            lambda library: load_rules(self._rules_path(library)) is not None,
+            taps=settings.taps,
             shared=settings.parallel > 1,
             quantized=self._quantized,
         )
@@ -192,7 +196,8 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         taps: list[Taps] = [{} for _ in work]
         # In the order of `work`, of more sequences than contexts each would have lost its own.
         order = sorted(range(len(work)), key=lambda at: sequences[at].parked)
-        shared = [at for at in order if self._shares(work[at][1])]
+        most = self.rules.decode.most if self.shares_calls else 0
+        shared = [at for at in order if not work[at][1].prefill and len(work[at][1].tokens) <= most]
         for at in order:
             if FINAL_NORM in self.taps and work[at][1].prefill and not work[at][1].rows:
                 taps[at] = self._embed(sequences[at], work[at][1])
@@ -226,21 +231,16 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         """Replace a sequence by the first slots of a state; see `KeepsKV`."""
         self._table(sequence).restore(state, length)
 
-    @property
-    def path(self) -> Path:
-        """The GGUF file, as it was named."""
-        return self._path
-
-    def open_drafter(self, path: Path) -> "DraftModel":
+    def open_drafter(self, path: Path) -> "OpenDrafter":
         """Open the file of a drafter with a network. Raises ModelError if it is refused."""
-        from paceline.engines.llamacpp.draft_context import DraftModel
+        from paceline.engines.llamacpp.draft_context import OpenDrafter
         from paceline.engines.llamacpp.upstream import Llama
 
         binding = load("llama.cpp")
         assert isinstance(binding, Llama)
-        if path != self._path:  # which was checked when it was opened
-            check_numbers(path, read_gguf(path).fields)
-        return DraftModel(binding, path, self._path, self._threads)
+        if path != self.path:  # which was checked when it was opened
+            check_numbers(path, read_gguf(path))
+        return OpenDrafter(binding, path, self.path, self._threads)
 
     def rest(self) -> None:
         """Park all sequences: a context has far more memory than the keys and values in it."""
@@ -264,33 +264,18 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             **({"states": f"{_STATES}, {self._rollback} rows"} if self._rollback else {}),
         }
 
-    def _has_taps(self, library: Binding) -> bool:
-        """Whether a library's calls leave the hidden states that are needed."""
-        if not self.taps or FINAL_NORM in self.taps:
-            return library.embeds or not self.taps
-        fields = read_gguf(self._path).fields
-        family = fields.get("general.architecture")
-        layers = fields.get(f"{family}.block_count", 0)
-        layers -= fields.get(f"{family}.nextn_predict_layers", 0)
-        if max(self.taps) >= layers:
-            raise InvalidRequest(
-                f"hidden states after layer {max(self.taps)} are needed, and {self._path.name} "
-                f"has {layers} layers; take a drafter that was made for it"
-            )
-        return library.has_taps(self.taps, layers)
-
     def _open(self, progress: Progress) -> NativeModel:
         """Map the packed copy of the file, or else the file."""
         offload = self._offload
         open_ = partial(NativeModel, self._binding, quantized=self._quantized, offload=offload)
-        copy = self._packed.find_or_make(self._path, self._binding, progress)
+        copy = self._packed.find_or_make(self.path, self._binding, progress)
         if copy is None:
-            return open_(self._path)
+            return open_(self.path)
         try:
             return open_(copy, packed=True)
         except ModelError:
-            model = open_(self._path)
-        self._packed.refuse(self._path, self._binding)
+            model = open_(self.path)
+        self._packed.refuse(self.path, self._binding)
         return model
 
     def _check_memory(self, slots: int, sizes: Sizes) -> None:
@@ -314,20 +299,18 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     def _row_rules(self, sizes: Sizes, progress: Progress) -> RowRules:
         """Return the model's rules, verified if that was not done here before."""
-        rules = self._stored_rules(self._binding)
-        if rules is None:
+        path = self._rules_path(self._binding)
+        if (rules := load_rules(path)) is None:
             with progress.task("measuring which forward passes are exact, once per model"):
                 rules = self._verified(sizes)
-            if self._measurements is not None:
-                path = self._measurements / self._name_of(self._binding, self._model.path)
-                save_rules(path, rules)
+            save_rules(path, rules)
         return rules
 
     def _verified(self, sizes: Sizes) -> RowRules:
         """Return the rules of the table that hold here, or that rely on the fewest kernels."""
         contexts = DEVICE_CONTEXTS if self._offload else CONTEXTS
         slots = 2 * whole(contexts[-1] + MOST_ROWS)
-        content, shared = read_gguf(self._path), self._parallel > 1
+        content, shared = read_gguf(self.path), self._parallel > 1
         table = table_rules(self._model, content, self._threads, self.context_length, shared=shared)
         for rules in fewer_kernels(table):
             self._use(rules, sizes, slots)
@@ -338,20 +321,15 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                     break
         return rules
 
-    def _stored_rules(self, binding: Binding) -> RowRules | None:
-        """Return the rules that were verified here before, if any."""
+    def _rules_path(self, binding: Binding) -> Path | None:
+        """Return where rules are stored: a file named for everything that they depend on."""
         if self._measurements is None:
             return None
-        path = self._packed.find(self._path, binding) or self._path
-        return load_rules(self._measurements / self._name_of(binding, path))
-
-    def _name_of(self, binding: Binding, path: Path) -> str:
-        """Return the name of the file with rules: a digest of everything that they depend on."""
-        stat = path.stat()
+        stat = (self._packed.find(self.path, binding) or self.path).stat()
         identity = (stat.st_size, stat.st_mtime_ns, stat.st_ino)
         settings = (self._parallel > 1, self._quantized)
         depends = self._depends(binding).values()
-        return f"{digest_of([_FORM, *settings, *depends, *identity])}.rows"
+        return self._measurements / f"{digest_of([_FORM, *settings, *depends, *identity])}.rows"
 
     def _depends(self, binding: Binding) -> dict[str, str]:
         device = {"device": str(self._offload), "drivers": gpu_drivers()} if self._offload else {}
@@ -392,11 +370,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 hidden.append(place.embed(padded)[: len(tokens)])
                 place.truncate(start + len(tokens))
         return {tap_name(FINAL_NORM): np.concatenate(hidden)}
-
-    def _shares(self, block: Block) -> bool:
-        """Whether a block may run in a call with those of other sequences."""
-        is_short = len(block.tokens) <= self.rules.decode.most
-        return self.shares_calls and not block.prefill and is_short
 
     def _run_together(self, work: Sequence[tuple[LlamaSequence, Block]]) -> dict[int, Logits]:
         """Run blocks of decoding sequences in few calls, of as many sequences as have places.
@@ -450,3 +423,30 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         sequence.on_rows_computed(place, count)
         sequence.taps = {name: np.concatenate(hidden) for name, hidden in taps.items()}
         return np.concatenate(logits) if len(parts) > 1 else logits[0]
+
+
+def open_llamacpp(
+    path: Path, context_length: int, settings: EngineSettings, binding: Binding | None = None
+) -> LlamaCppEngine:
+    """Open a GGUF file where `settings.device` says; see `LlamaCppEngine`.
+
+    Raises InvalidRequest for a device that is not there, MissingExtra without the library of one.
+    """
+    library = binding or library_with_devices(settings.device)
+    devices = library.devices() if library and settings.device != "cpu" else []
+    offload = library and offload_for(library, devices, path, context_length, settings)
+    engine = None
+    if offload:
+        try:
+            engine = LlamaCppEngine(
+                path, context_length, settings, binding=library, offload=offload
+            )
+        except ModelError as error:
+            if settings.device != "auto":
+                raise
+            settings.progress.say(f"{path.name} runs on the processor: {error}")
+    where = str(offload) if engine else "all layers on the processor"
+    engine = engine or LlamaCppEngine(path, context_length, settings, binding=binding)
+    if devices:
+        engine.remark = f"{where}; devices: {', '.join(map(str, devices))}"
+    return engine

@@ -8,17 +8,13 @@ built from the same version. Its API is llama.cpp's of 2025: `llama_kv_cache_seq
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paceline.decoding.types import Logits
-from paceline.engines.llamacpp.binding import (
-    Binding,
-    ContextSettings,
-    Signature,
-)
+from paceline.engines.llamacpp.binding import Binding, ContextSettings
 from paceline.engines.llamacpp.llama_h import TYPES
-from paceline.engines.llamacpp.loading import short_spins, version_of
 from paceline.engines.llamacpp.weights import check_kinds, kind_of, window_of
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, short
@@ -55,7 +51,7 @@ instructions packs F16 into it, which has fewer digits: files with it are not pa
 _EXPERTS = "_exps.weight"
 
 _VOID, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
-_FUNCTIONS: dict[str, Signature] = {
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_kv_cache_seq_rm": (ctypes.c_bool, [_VOID, _INT, _INT, _INT]),
     "llama_model_has_recurrent": (ctypes.c_bool, [_VOID]),
     "llama_model_meta_val_str": (_INT, [_VOID, ctypes.c_char_p, ctypes.c_char_p, _SIZE]),
@@ -65,7 +61,6 @@ _FUNCTIONS: dict[str, Signature] = {
     "llama_state_seq_get_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT, ctypes.c_uint32]),
     "llama_state_seq_set_data": (_SIZE, [_VOID, _VOID, _SIZE, _INT, ctypes.c_uint32]),
 }
-_STATES = [name for name in _FUNCTIONS if name.startswith("llama_state_seq")]
 
 
 class _Quantization(ctypes.Structure):
@@ -137,16 +132,17 @@ class IkLlama(Binding):
 
         Raises AttributeError for a library without a function that is called.
         """
-        with short_spins():
-            from ik_llama_cpp import _ctypes_api as api
-        version = version_of("ik-llama-cpp-python", self.name)
-        super().__init__(api, version, _FUNCTIONS, _STATES)
+        from ik_llama_cpp import _ctypes_api as api
+
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(api._lib, name)
+            function.restype, function.argtypes = result, arguments
+        super().__init__(api, [name for name in _FUNCTIONS if name.startswith("llama_state_seq")])
         self._readers: dict[int, _TapReader] = {}
         """By context; of one that was freed until another has its address."""
 
     def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
-        family = content.fields.get("general.architecture")
-        scaling = content.fields.get(f"{family}.rope.scaling.type")
+        family, scaling = content.family, content.family_value("rope.scaling.type")
         window = window_of(self.name, name, content)
         factors = [tensor.name for tensor in content.tensors if tensor.name == _IGNORED]
         fault = None

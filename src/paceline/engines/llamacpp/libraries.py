@@ -1,4 +1,4 @@
-"""The libraries of llama.cpp's family that are installed here, and which one runs a file.
+"""The libraries of llama.cpp's family that are installed here, and where one runs a file.
 
     ik_llama.cpp   the fastest exact rows on processors; the families and weights that were compared
     llama.cpp      every family and type of weights, and several sequences in a call
@@ -6,25 +6,47 @@
 The first in this order that computes a file right runs it, unless `PACELINE_LLAMACPP` names one.
 The processor must have what a wheel was built for: an illegal instruction ends the process, so that
 is asked before the library is loaded. A library that was compiled here has what the processor has.
+
+The last layers of a file may run on a device of llama.cpp's library, the others on the processor:
+
+    --device cpu      the processor
+    --device gpu      the device with the most free memory; a name: that device
+    --device auto     the same, if all layers and a full KV cache fit; else the processor
 """
 
+import contextlib
 import ctypes
 import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from paceline.engines.llamacpp.binding import Binding
-from paceline.engines.llamacpp.loading import PATHS
+import numpy as np
+
+from paceline.decoding.types import FINAL_NORM
+from paceline.engines.base import EngineSettings
+from paceline.engines.llamacpp.binding import Binding, Device, Offload
 from paceline.engines.llamacpp.weights import check_numbers
 from paceline.errors import InvalidRequest, MissingExtra, ModelError
-from paceline.storage.gguf_file import read_gguf
+from paceline.storage.files import digest_of
+from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
+from paceline.storage.shards import shards_beside
+from paceline.system.machine import may_have_gpu
 
 VARIABLE = "PACELINE_LLAMACPP"
 """Environment variable: the name of the only library to use."""
 
-NAMES = ("ik_llama.cpp", "llama.cpp")
+NAMES = _IK, _LLAMA = "ik_llama.cpp", "llama.cpp"
+
+PATHS = {_IK: "IK_LLAMA_CPP_LIB_PATH", _LLAMA: "LLAMA_CPP_LIB_PATH"}
+"""Environment variables with a library of one's own: its file, or for llama.cpp its folder."""
+
+_WAITING = {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "active"}
+"""See `_short_spins`."""
+
+_SUFFIXES = (".so", ".dylib", ".dll")
 
 _FLAGS = ("avx2", "fma", "f16c")
 """Instructions of x86 that the wheels are built with, as in /proc/cpuinfo."""
@@ -32,7 +54,18 @@ _FLAGS = ("avx2", "fma", "f16c")
 _FASTER = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 """Instructions of ik_llama.cpp's fastest kernels (`HAVE_FANCY_SIMD`), which no wheel has."""
 
-UNUSABLE = (ImportError, OSError, RuntimeError, AttributeError)
+_BUILDS = (
+    "the package index of xllamacpp has builds with CUDA, ROCm and Vulkan, and "
+    f"${PATHS[_LLAMA]} names a build of your own"
+)
+
+_RESERVE = 512 << 20
+"""Bytes of a device's memory that are left to calls and to other programs; not measured."""
+
+_NUMBER_BYTES = {None: 2.0, "q8_0": 34 / 32}
+"""Type of keys and values on a device -> bytes of a number."""
+
+_UNUSABLE = (ImportError, OSError, RuntimeError, AttributeError)
 """Errors of a package's own library that cannot be loaded; OSError: not by this processor."""
 
 _INSTALL = (
@@ -46,6 +79,7 @@ def library_for(
     libraries: Iterable[Binding],
     is_known: Callable[[Binding], bool],
     *,
+    taps: tuple[int, ...] = (),
     shared: bool = False,
     quantized: bool = False,
 ) -> Binding:
@@ -55,12 +89,15 @@ def library_for(
         path: the file.
         libraries: those to choose from, as `installed` has them.
         is_known: whether a library was chosen for the file before: then the file is not read.
+        taps: see `EngineSettings.taps`; a library whose calls do not leave them is passed over.
         shared: whether one whose calls several sequences share is better.
         quantized: whether keys and values are to be in Q8_0.
 
     Raises ModelError if no library computes the file right, and what `installed` raises.
     """
     refusals, content = [], None
+    # One by one: a library that is not asked for is not loaded.
+    libraries = (binding for binding in libraries if _has_taps(binding, path, taps))
     if shared:
         content = gguf = read_gguf(path)
         libraries = sorted(libraries, key=lambda binding: not binding.shares_calls(gguf))
@@ -68,7 +105,7 @@ def library_for(
         if is_known(binding):
             return binding
         content = content or read_gguf(path)
-        check_numbers(path, content.fields)
+        check_numbers(path, content)
         try:
             binding.check(str(path), content, quantized=quantized)
         except ModelError as error:
@@ -77,6 +114,24 @@ def library_for(
             return binding
     others = "" if len(refusals) == len(NAMES) else f" (or another library: {_INSTALL})"
     raise ModelError("; ".join(refusals) + others)
+
+
+def _has_taps(binding: Binding, path: Path, taps: tuple[int, ...]) -> bool:
+    """Return True if a library's calls leave the hidden states that are needed.
+
+    Raises InvalidRequest for a layer that the model does not have.
+    """
+    if not taps or FINAL_NORM in taps:
+        return binding.embeds or not taps
+    content = read_gguf(path)
+    layers = content.family_value("block_count", 0)
+    layers -= content.family_value("nextn_predict_layers", 0)
+    if max(taps) >= layers:
+        raise InvalidRequest(
+            f"hidden states after layer {max(taps)} are needed, and {path.name} has {layers} "
+            "layers; take a drafter that was made for it"
+        )
+    return binding.has_taps(taps, layers)
 
 
 def installed() -> Iterator[Binding]:
@@ -91,7 +146,7 @@ def installed() -> Iterator[Binding]:
     for name in allowed():
         try:
             binding = load(name)
-        except UNUSABLE as error:
+        except _UNUSABLE as error:
             reasons.append(f"{name}: {error}")
         else:
             count += 1
@@ -105,25 +160,77 @@ def installed() -> Iterator[Binding]:
 
 @cache
 def load(name: str) -> Binding:
-    """Load a library. Raises one of `UNUSABLE`, or MissingExtra for one at a path of one's own."""
+    """Load a library. Raises one of `_UNUSABLE`, or MissingExtra for one at a path of one's own."""
     lacking, path = missing_instructions(), os.environ.get(PATHS[name])
     if lacking and not path:
         raise OSError(f"this processor has no {', '.join(lacking)}, which its wheel is built with")
+    binding: Binding
     try:
-        if name == "llama.cpp":
-            from paceline.engines.llamacpp.upstream import Llama
+        with _short_spins():
+            if name == _LLAMA:
+                from paceline.engines.llamacpp.upstream import Llama
 
-            return Llama()
-        from paceline.engines.llamacpp.ik import IkLlama
+                binding, package = Llama(library_folder(name)), "xllamacpp"
+            else:
+                from paceline.engines.llamacpp.ik import IkLlama
 
-        return IkLlama()
-    except UNUSABLE as error:
+                binding, package = IkLlama(), "ik-llama-cpp-python"
+        binding.version = version_of(package, name)
+    except _UNUSABLE as error:
         if not path:
             raise
         raise MissingExtra(
             f"${PATHS[name]} is {path}, where {name} cannot be loaded: {error}; "
             "name another library, or none for the package's own"
         ) from error
+    return binding
+
+
+@contextlib.contextmanager
+def _short_spins() -> Iterator[None]:
+    """Load the library's OpenMP with a short wait before a thread sleeps.
+
+    A thread that waits for another one spins, billions of times by default. Where another program
+    uses the processor, the one that is waited for does not run meanwhile: with a load of 11 on two
+    cores a call of 10 ms took up to 2.8 s; with 1,000 spins at most 33 ms (2026-11-25).
+
+    The policy keeps the same number where calls are made from a second thread, as a server's are:
+    OpenMP then has two teams, more threads than cores, and spins 100 times. With a barrier after
+    each of hundreds of operations, its threads slept and woke all the time: SmolLM2 135M made 47
+    tokens a second, now 130 (2026-11-26).
+    """
+    ours = {name: value for name, value in _WAITING.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
+
+
+def library_folder(name: str) -> Path | None:
+    path = os.environ.get(PATHS[name])
+    return Path(path) if path else None
+
+
+def version_of(package: str, name: str) -> str:
+    """Version of a library's package, with a digest of its build; with the path of one's own."""
+    from importlib.metadata import distribution
+
+    packaged = distribution(package)
+    path = os.environ.get(PATHS[name])
+    if not path:
+        files = packaged.files or ()
+        built = [str(file.hash) for file in files if set(file.suffixes).intersection(_SUFFIXES)]
+        return f"{packaged.version} ({digest_of(built)[:8]})"
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    stats = [
+        (file.name, stat.st_size, stat.st_mtime_ns)
+        for file in sorted(folder.iterdir())
+        if set(file.suffixes).intersection(_SUFFIXES)
+        for stat in [file.stat()]
+    ]
+    return f"{packaged.version}, own build {path} {digest_of(stats)[:8]}"
 
 
 def missing_instructions(
@@ -142,7 +249,7 @@ def missing_instructions(
 
 def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """How to get ik_llama.cpp for the instructions of this processor; empty: it is, or has none."""
-    if binding.name != NAMES[0] or platform.machine() != "x86_64" or not cpuinfo.exists():
+    if binding.name != _IK or platform.machine() != "x86_64" or not cpuinfo.exists():
         return ""
     describe = binding.library.llama_print_system_info
     describe.restype = ctypes.c_char_p
@@ -154,7 +261,7 @@ def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
         "  pip download --no-deps --no-binary :all: -d ik ik-llama-cpp-python=="
         f"{binding.version.split()[0]} && tar xzf ik/*.gz -C ik --strip-components 1 && cmake -S "
         "ik/vendor/ik_llama.cpp -B ik/build -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON && cmake "
-        f"--build ik/build -j -t llama && export {PATHS[NAMES[0]]}=$PWD/ik/build/src/libllama.so"
+        f"--build ik/build -j -t llama && export {PATHS[_IK]}=$PWD/ik/build/src/libllama.so"
     )
 
 
@@ -164,3 +271,102 @@ def allowed() -> tuple[str, ...]:
     if name and name not in NAMES:
         raise InvalidRequest(f"${VARIABLE} is {name!r}; expected {' or '.join(NAMES)}")
     return (name,) if name else NAMES
+
+
+def library_with_devices(device: str) -> Binding | None:
+    """The library with devices, if `device` asks for one; None: the processor is enough."""
+    if device == "cpu" or (device == "auto" and not (library_folder(_LLAMA) or may_have_gpu())):
+        return None
+    error: Exception | str = f"${VARIABLE} leaves it out"
+    if _LLAMA in allowed():
+        try:
+            return load(_LLAMA)
+        except _UNUSABLE as failure:
+            error = failure
+    if device == "auto":  # the next library is asked, or says what is missing
+        return None
+    raise MissingExtra(
+        f"--device {device} needs {_LLAMA}, which cannot be loaded: {error}; {_BUILDS}"
+    )
+
+
+def device_for(path: Path) -> str | None:
+    """Where `--device auto` runs a GGUF file; None: there is no device, or something is broken."""
+    try:
+        library = library_with_devices("auto")
+        if not library or not (devices := library.devices()):
+            return None
+        length = _number(read_gguf(path), "context_length", 1)
+        offload = offload_for(library, devices, path, length, EngineSettings())
+    except (MissingExtra, ModelError):
+        return None
+    return "the processor" if offload is None else str(offload)
+
+
+def offload_for(
+    binding: Binding,
+    devices: Sequence[Device],
+    path: Path,
+    context_length: int,
+    settings: EngineSettings,
+) -> Offload | None:
+    """The layers of a file that a device of the library takes; None: the processor runs them.
+
+    Raises InvalidRequest if there is no such device, ModelError if nothing of the file fits.
+    """
+    asked, is_auto = settings.device, settings.device == "auto"
+    candidates = [
+        device
+        for device in devices
+        if asked in ("gpu", device.name) or (is_auto and not device.is_software)
+    ]
+    if not candidates and asked not in ("auto", "cpu"):
+        names = ", ".join(map(str, devices))
+        which = f"has: {names}; use one of them, or" if devices else "has none; use"
+        raise InvalidRequest(
+            f"--device is {asked!r}, and {binding.name} {binding.version} {which} --device cpu "
+            f"({_BUILDS})"
+        )
+    if not candidates or FINAL_NORM in settings.taps:  # of embeddings all rows have outputs
+        return None
+    device = max(candidates, key=lambda candidate: candidate.free)
+    offload = _fitting(path, device, context_length, settings)
+    if is_auto and not offload.is_whole:
+        settings.progress.say(
+            f"{path.name} runs on the processor: with its KV cache it does not fit into {device}; "
+            f"--device gpu puts {offload.layers} layers there"
+        )
+        return None
+    if not offload.layers:
+        raise ModelError(
+            f"not one layer of {path.name} fits into {device}; use fewer --cache-tokens, a smaller "
+            "model, or --device cpu"
+        )
+    return offload
+
+
+def _fitting(path: Path, device: Device, context_length: int, settings: EngineSettings) -> Offload:
+    """The layers that fit, as if all and the output had the same part of weights and KV cache.
+
+    Without `cache_tokens` the cache has one context, and on a device with all layers what is left.
+    """
+    content = read_gguf(path)
+    layers = _number(content, "block_count")
+    heads = _number(content, "attention.head_count", 1)
+    size = _number(content, "embedding_length") // max(heads, 1)
+    sizes = [_number(content, f"attention.{name}_length", size) for name in ("key", "value")]
+    numbers = layers * _number(content, "attention.head_count_kv", heads) * sum(sizes)
+    slot = max(round(numbers * _NUMBER_BYTES[settings.kv]), 1)
+    slots = replace(settings, contexts=1).slots(context_length, slot)
+    weights = sum(shard.stat().st_size for shard in shards_beside(path))
+    room = max(device.free - _RESERVE, 0)
+    count = (layers + 1) * room // (weights + slots * slot)
+    if count <= layers:
+        return Offload(device, count, is_whole=False, slots=slots)
+    return Offload(device, layers + 1, is_whole=True, slots=(room - weights) // slot)
+
+
+def _number(content: GgufFile, key: str, default: int = 0) -> int:
+    """A number of the file's family, the largest where layers differ."""
+    value = content.family_value(key, default)
+    return int(np.max(value.values)) if isinstance(value, NumberArray) else int(value)

@@ -8,25 +8,23 @@ library's own asserts end the process, so only calls that were tried are made.
 import ctypes
 import gc
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.decoding.types import Logits, tap_name
 from paceline.engines.llamacpp.binding import (
     LEAST_CONTEXT,
     PARTIAL_STATE,
-    Batch,
     Binding,
     ContextSettings,
     Offload,
     State,
-    heads_of,
+    interrupts_after,
 )
-from paceline.engines.llamacpp.loading import interrupts_after
 from paceline.errors import ModelError
 
 _SOME_ROWS = 16
@@ -85,10 +83,11 @@ class NativeModel:
         packed: bool = False,
         quantized: bool = False,
         offload: Offload | None = None,
+        mtp: bool = False,
     ) -> None:
         """Map `path`, a packed copy of a file or the file itself.
 
-        See `ContextSettings` for `quantized`. Without `offload` the processor runs the model.
+        See `ContextSettings` for `quantized`, and `Binding.load` for `offload` and `mtp`.
 
         Raises ModelError, with the library's own words, if it is refused.
         """
@@ -97,7 +96,7 @@ class NativeModel:
         self.path, self.packed, self.quantized, self.offload = path, packed, quantized, offload
         binding.forget_errors()
         with interrupts_after():
-            pointer = binding.load(path, offload)
+            pointer = binding.load(path, offload, mtp)
             if pointer:
                 self.open = _Open(binding, pointer)
                 self._drop = finalize(self, self.open.drop)
@@ -110,7 +109,7 @@ class NativeModel:
         self.pointer: int = pointer
         self.vocab_size = binding.vocab_size(pointer)
         window = binding.has_window(pointer)
-        self.heads = None if window else heads_of(partial(binding.metadata, pointer))
+        self.heads = None if window else binding.heads(pointer)
         """Heads of attention, if all layers have the same, without a window."""
         self.span = LEAST_CONTEXT if offload else binding.window_span * window
         """No call crosses a multiple of so many positions; 0: any may."""
@@ -148,7 +147,7 @@ class NativeModel:
         for _ in range(2):
             sequence.decode([0] * rows, slice(0, 0))
             sizes.append(self.binding.state_size(sequence.context.pointer, sequence.number))
-        state = sequence.recurrent_state().size if self.recurrent else 0
+        state = sequence.state(PARTIAL_STATE).size if self.recurrent else 0
         sequence.context.close()
         return Sizes((sizes[1] - sizes[0]) // rows, state)
 
@@ -174,6 +173,48 @@ class Rows(NamedTuple):
     """Token ids, to run after the sequence's `length` positions."""
     outputs: slice
     """Rows that need logits, with its start and stop."""
+
+
+class _Batch:
+    """The arrays of a `llama_batch`, which stay alive between calls."""
+
+    def __init__(self, struct: type[ctypes.Structure], rows: int) -> None:
+        """Allocate arrays of `rows` rows."""
+        self._tokens = np.zeros(rows, np.int32)
+        self._positions = np.zeros(rows, np.int32)
+        self._outputs = np.zeros(rows, np.int8)
+        self._counts = np.ones(rows, np.int32)
+        self._sequences = np.zeros(rows, np.int32)
+        pointer = ctypes.POINTER(ctypes.c_int32)
+        first = self._sequences.ctypes.data
+        self._ids = (pointer * rows)(
+            *[ctypes.cast(first + row * self._sequences.itemsize, pointer) for row in range(rows)]
+        )
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "token": self._tokens,
+            "pos": self._positions,
+            "n_seq_id": self._counts,
+            "logits": self._outputs,
+        }
+        self._struct = struct()
+        types: dict[str, Any] = {field[0]: field[1] for field in struct._fields_}
+        for name, array in arrays.items():
+            setattr(self._struct, name, array.ctypes.data_as(types[name]))
+        self._struct.seq_id = ctypes.cast(self._ids, types["seq_id"])
+
+    def filled(self, work: Sequence[Rows]) -> Any:
+        """The batch for rows of several sequences."""
+        count = 0
+        for sequence, tokens, outputs in work:
+            rows, start = slice(count, count + len(tokens)), sequence.length
+            self._tokens[rows] = tokens
+            self._positions[rows] = np.arange(start, start + len(tokens))
+            self._sequences[rows] = sequence.number
+            self._outputs[rows] = 0
+            self._outputs[rows][outputs] = 1
+            count = rows.stop
+        self._struct.n_tokens = count
+        return self._struct
 
 
 class NativeContext:
@@ -206,7 +247,7 @@ class NativeContext:
                 f"{model.path} has recurrent layers of a family whose states "
                 f"{self.binding.name} does not roll back; use a model of another family"
             )
-        self._batch = Batch(self.binding.api.llama_batch, settings.rows)
+        self._batch = _Batch(self.binding.api.llama_batch, settings.rows)
         self.sequences = [NativeSequence(self, number) for number in range(settings.sequences)]
 
     def decode(self, work: Sequence[Rows]) -> list[Logits]:
@@ -226,10 +267,7 @@ class NativeContext:
         library = self.binding.library
         for sequence, *_ in work:
             sequence.drop_truncated()
-        batch = self._batch.filled(
-            (tokens, sequence.length, sequence.number, outputs)
-            for sequence, tokens, outputs in work
-        )
+        batch = self._batch.filled(work)
         code = library.llama_decode(ctypes.c_void_p(self._pointer), batch)
         if code:
             for sequence, *_ in work:
@@ -324,15 +362,16 @@ class NativeSequence:
         assert self.can_truncate(length), f"{self.length} positions cannot become {length}"
         self.length = length
 
-    def state(self) -> State:
-        """A copy of the sequence's keys and values, and recurrent state."""
-        self.drop_truncated()
-        return self._read()
+    def state(self, flags: int = 0) -> State:
+        """A copy of the sequence's keys and values, and recurrent state.
 
-    def recurrent_state(self) -> State:
-        """A copy of the state of the recurrent layers alone."""
+        With `PARTIAL_STATE` of the recurrent state alone.
+        """
         self.drop_truncated()
-        return self._read(PARTIAL_STATE)
+        state = self._binding.read_state(self.context.pointer, self.number, flags)
+        if not state.size:
+            raise ModelError(f"{self._binding.name} cannot copy a sequence's keys and values")
+        return state
 
     def restore(self, state: State, length: int, recurrent: State | None = None) -> None:
         """Replace the sequence by the first `length` positions of a state.
@@ -376,12 +415,6 @@ class NativeSequence:
         self._count(start + rows)
         if rollback := self.context.settings.rollback:
             self._min_length = max(start + 1, self._held - rollback)
-
-    def _read(self, flags: int = 0) -> State:
-        state = self._binding.read_state(self.context.pointer, self.number, flags)
-        if not state.size:
-            raise ModelError(f"{self._binding.name} cannot copy a sequence's keys and values")
-        return state
 
     def _write(self, state: State, flags: int = 0) -> None:
         if not self._binding.write_state(self.context.pointer, self.number, state, flags):

@@ -19,10 +19,9 @@ from typing import NamedTuple, Self
 
 from paceline.decoding.types import Block
 from paceline.engines.kv_blocks import BlockPool
-from paceline.engines.llamacpp.binding import State
-from paceline.engines.llamacpp.contexts import Contexts
+from paceline.engines.llamacpp.binding import PARTIAL_STATE, State
 from paceline.engines.llamacpp.native import NativeSequence
-from paceline.engines.llamacpp.sequence import LlamaSequence, parts_between
+from paceline.engines.llamacpp.sequence import Contexts, LlamaSequence, parts_between
 from paceline.engines.rows import RowRange
 
 _BEFORE_END, _ALIGNED = 16, 32
@@ -149,7 +148,7 @@ class RecurrentSequence(LlamaSequence):
 
     def _keep(self, place: NativeSequence, shareable: bool) -> None:
         """Keep the state of the context, and as many checkpoints of its kind as are useful."""
-        newest = Checkpoint(place.length, place.recurrent_state(), shareable)
+        newest = Checkpoint(place.length, place.state(PARTIAL_STATE), shareable)
         others = [other for other in self._checkpoints if other.at != newest.at]
         most = _PROMPT_CHECKPOINTS if shareable else 1
         kind = [

@@ -15,18 +15,13 @@ more than one draft for less.
 """
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.decoding.types import Logits
-from paceline.engines.llamacpp.binding import (
-    Binding,
-    ContextSettings,
-    Device,
-    Offload,
-    State,
-)
+from paceline.engines.llamacpp.binding import Binding, ContextSettings, Device, Offload, State
 from paceline.engines.llamacpp.llama_h import (
     EXTENSIONS,
     FLASH_ATTENTION,
@@ -36,7 +31,6 @@ from paceline.engines.llamacpp.llama_h import (
     TYPES,
     load_library,
 )
-from paceline.engines.llamacpp.loading import library_folder, short_spins, version_of
 from paceline.engines.llamacpp.weights import CONVOLUTIONS, FLOATS, TILED, check_kinds, window_of
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray
@@ -56,16 +50,14 @@ class Llama(Binding):
     embeds = True
     rolls_back = True
 
-    def __init__(self) -> None:
-        """Load the library.
+    def __init__(self, folder: Path | None) -> None:
+        """Load the library in a folder of one's own, or else the wheel's.
 
         Raises ImportError or OSError if it is not installed, not loadable, or of another version,
         AttributeError for a library without a function that is called.
         """
-        folder = library_folder(self.name)
-        with short_spins():
-            api = load_library(folder)
-        super().__init__(api, version_of("xllamacpp", self.name), {}, STATES)
+        api = load_library(folder)
+        super().__init__(api, STATES)
         if folder is not None and self._device_count() == 0:  # its backends are plug-ins
             api.ggml_backend_load_all_from_path(bytes(folder))
         self._header: State | None = None
@@ -73,9 +65,8 @@ class Llama(Binding):
 
     def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
         window_of(self.name, name, content)
-        family = content.fields.get("general.architecture")
-        sections = content.fields.get(f"{family}.rope.dimension_sections")
-        head = content.fields.get(f"{family}.attention.key_length")
+        sections = content.family_value("rope.dimension_sections")
+        head = content.family_value("attention.key_length")
         if isinstance(sections, NumberArray) and isinstance(head, int):
             rotated = int(np.sum(sections.values))
             if rotated > head:
@@ -87,10 +78,8 @@ class Llama(Binding):
 
     def shares_calls(self, content: GgufFile) -> bool:
         """See `Binding.shares_calls`: states of windows and recurrent layers are one sequence's."""
-        family = content.fields.get("general.architecture")
-        window = content.fields.get(f"{family}.attention.sliding_window")
         recurrent = any(tensor.name.endswith(CONVOLUTIONS) for tensor in content.tensors)
-        return not window and not recurrent
+        return not content.family_value("attention.sliding_window") and not recurrent
 
     def devices(self) -> list[Device]:
         api, devices = self.api, []
@@ -111,8 +100,8 @@ class Llama(Binding):
         known = hasattr(self.library, "ggml_backend_dev_count")
         return int(self.api.ggml_backend_dev_count()) if known else None
 
-    def model_params(self, offload: Offload | None = None) -> Any:
-        params = super().model_params()
+    def model_params(self, offload: Offload | None) -> Any:
+        params = super().model_params(offload)
         params.use_extra_bufts = False
         pointers = [] if offload is None else [offload.device.pointer]
         params.devices = (ctypes.c_void_p * (len(pointers) + 1))(*pointers)  # the last is none

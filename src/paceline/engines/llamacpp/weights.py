@@ -6,9 +6,8 @@ make. llama.cpp is the reference of families (tests/engines/test_llamacpp_famili
 What a library computes otherwise, or ends the process with, its binding refuses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, Tensor, short
@@ -58,13 +57,11 @@ def window_of(library: str, name: str, content: GgufFile) -> int | None:
 
     Raises ModelError for a window that both libraries ignore.
     """
-    family = content.fields.get("general.architecture")
-    window = content.fields.get(f"{family}.attention.sliding_window")
+    family, window = content.family, content.family_value("attention.sliding_window")
     if not isinstance(window, int) or not window:
         return None
-    context = content.fields.get(f"{family}.context_length", 0)
+    context, layers = content.family_value("context_length", 0), content.family_value("block_count")
     is_short = isinstance(context, int) and window < context
-    layers = content.fields.get(f"{family}.block_count")
     if is_short and (family == "llama" or (family == "exaone4" and layers != _EXAONE4_LAYERS)):
         raise ModelError(
             f"{name} has {family}.attention.sliding_window of {window}, which {library} ignores; "
@@ -73,12 +70,11 @@ def window_of(library: str, name: str, content: GgufFile) -> int | None:
     return window
 
 
-def check_numbers(path: Path, fields: Mapping[str, Any]) -> None:
+def check_numbers(path: Path, content: GgufFile) -> None:
     """Raise ModelError for a number, not of an array, with which the libraries crash or hang."""
-    family = short(fields.get("general.architecture"))
 
     def whole(name: str, default: int) -> int:
-        value = fields.get(f"{family}.{name}", default)
+        value = content.family_value(name, default)
         return value if isinstance(value, int) else default
 
     heads, keys = (max(whole(f"attention.head_count{key}", 1), 1) for key in ("", "_kv"))
@@ -99,13 +95,14 @@ def check_numbers(path: Path, fields: Mapping[str, Any]) -> None:
     faults: list[tuple[str, object, str]] = [
         (name, value, f"{least} to {most}" + f", a multiple of {step}" * (step > 1))
         for name, (least, most, step) in limits.items()
-        if isinstance(value := fields.get(f"{family}.{name}", least), int | float)
+        if isinstance(value := content.family_value(name, least), int | float)
         and (not least <= value <= most or (step and value % step))
     ]
-    scaling = fields.get(f"{family}.rope.scaling.type", "none")
+    scaling = content.family_value("rope.scaling.type", "none")
     if scaling not in _SCALINGS:
         faults = [("rope.scaling.type", short(repr(scaling)), f"one of {', '.join(_SCALINGS)}")]
     for name, value, expected in faults:
         raise ModelError(
-            f"{path} has {family}.{name} of {value}; expected {expected}: fetch it again"
+            f"{path} has {short(content.family)}.{name} of {value}; expected {expected}: fetch it "
+            "again"
         )

@@ -26,7 +26,8 @@ class Tokenizer:
         """Read `path`, a tokenizer.json. Raises ModelError when it cannot be read."""
         self.path = path
         self._bos = bos_token_id if add_bos else None
-        self._parsing = _load(path)
+        stat = path.stat() if path.exists() else None
+        self._parsing = _shared(path, stat and (stat.st_size, stat.st_mtime_ns))
 
     @property
     def vocab_size(self) -> int:
@@ -164,11 +165,6 @@ def check_unicode(what: str, text: str) -> None:
         raise InvalidRequest(
             f"{what} is not valid Unicode: unpaired surrogate at character {error.start}"
         ) from error
-
-
-def _load(path: Path) -> "Backend":
-    stat = path.stat() if path.exists() else None
-    return _shared(path, stat and (stat.st_size, stat.st_mtime_ns))
 
 
 @lru_cache(maxsize=4)

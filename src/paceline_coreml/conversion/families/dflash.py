@@ -19,8 +19,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from paceline.drafters.heads import check_fits
-from paceline.drafters.sizes import sizes_of
+from paceline.drafters.heads import check_fits, sizes_of
 from paceline.errors import InvalidRequest, ModelError
 from paceline.plugins import DRAFTERS, load
 from paceline_coreml.conversion.checkpoint import FolderTensors, Prefixed

@@ -39,6 +39,7 @@ class Kernel(NamedTuple):
 class Network(HeadNetwork):
     """A checkpoint opened for a target; an `OpenHead`."""
 
+    name = "dflash"
     config: Config
 
     def __init__(

@@ -28,6 +28,7 @@ _LENGTH = 8
 class ChainNetwork(HeadNetwork):
     """A head opened for a target; an `OpenHead`."""
 
+    name = "mtp"
     config: ChainConfig
 
     def __init__(
