@@ -339,7 +339,7 @@ def described() -> str:
 
 
 def faults(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with options, one line each: names, types, values out of range.
+    """Return the faults of options, one line each: names, types, values out of range.
 
     The syntax of `drafter` and `probe`, and the parts of `repetition_detection`, are checked where
     they are parsed.

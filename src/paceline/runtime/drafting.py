@@ -1,13 +1,13 @@
-"""The drafters of a model's answers: what they share, what they have learnt, and their files.
+"""The drafters of a model's answers: shared resources, learned statistics, and files.
 
 `load` makes one `Drafting` for each model. `auto` becomes drafters here and nowhere else.
 
 `paceline learn` makes drafters for a model. A small file for each form of its weights names those
-that `auto` takes, and is replaced by one rename; the folder of a model has what they were made
-from, and belongs to the learner.
+that `auto` takes, and is replaced by one rename; the folder of a model has their sources, and
+belongs to the learner.
 
-Invariants: what is learnt here changes which tokens are drafted, and no token of an answer; a file
-that is missing or damaged means that nothing was learnt, and ends no answer.
+Invariants: learning changes the drafts, never a token of an answer; a missing or corrupt file is
+ignored, and ends no answer.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class Drafting:
             self.kept = KeptAnswers(name, fingerprint, engine.vocab_size, self.progress, folder)
 
     def fresh(self) -> "Drafting":
-        """Return another with the same drafters open, and nothing learnt or kept."""
+        """Return another with the same drafters open, and without learned statistics or history."""
         other = Drafting(self.files, self.progress)
         other.resources = replace(self.resources, history=AnswerHistory())
         other.published = self.published
@@ -117,12 +117,12 @@ class Drafting:
         return {tap for spec in resolved for tap in drafters.taps(spec, self.resources)}
 
     def open(self, spec: DrafterSpec) -> None:
-        """Read and compile what a drafter needs. Raises what `prepare` raises."""
+        """Read and compile a drafter's files. Raises as `prepare` does."""
         for opened in drafters.create(self.resolve(spec), self.resources):
             opened.close()
 
     def taps(self, request: Request) -> set[int]:
-        """The layers whose hidden states a request's drafters read. Raises ModelError."""
+        """Return the layers whose hidden states a request's drafters read. Raises ModelError."""
         specs = filter(None, (request.drafter, request.probe))
         return {tap for spec in specs for tap in drafters.taps(spec, self.resources)}
 
@@ -162,7 +162,7 @@ class Drafting:
             self.kept.add(answer)
 
     def _open_model(self, name: str) -> DraftModel:
-        """Open another model to draft with. Raises ModelError if its vocabulary is another."""
+        """Open another model to draft with. Raises ModelError if its vocabulary differs."""
         assert self._cost is not None
         files = _draft_files(name, self.files, self.progress)
         # All requests of a batch draft at once.
@@ -171,7 +171,7 @@ class Drafting:
         engine = open_engine(files.engine, files.path, files.context_length, settings)
         folder = cache_dir() / MEASUREMENTS
         costs = StoredCosts(engine, files.fingerprint, files.weights_bytes, folder)
-        if not costs.known:  # nobody else runs it, and its drafts are asked for by what they cost
+        if not costs.known:  # no answer runs it alone, and the policy needs its costs
             measure(engine, costs)
             costs.store()
         cost = costs.table()
@@ -197,7 +197,7 @@ def learnt_dir() -> Path:
 
 
 def installed_drafters(files: ModelFiles) -> dict[str, Path]:
-    """Kind of drafter -> folder, of the drafters that were learnt for a model and installed."""
+    """Return kind -> folder of the installed drafters that were learned for a model."""
     # A folder that was forgotten is gone; heads that earlier versions made have no manifest.
     return {kind: path for kind, path in _installed(files).items() if (path / MANIFEST).is_file()}
 
@@ -223,7 +223,7 @@ def _index(fingerprint: str) -> Path:
 
 
 def all_learnt() -> list[Stored]:
-    """What was learnt of each model, in the order of their names."""
+    """Return the learned drafters of each model, by the model's name."""
     folders = [path for path in learnt_dir().glob("*") if path.name != _INSTALLED and path.is_dir()]
     headers = {folder: folder / HEADER for folder in sorted(folders)}
     headers |= {path: path for path in sorted((learnt_dir() / _INSTALLED).glob("*.json"))}
@@ -237,6 +237,6 @@ def all_learnt() -> list[Stored]:
 
 
 def learnt_of(model: str) -> list[Path]:
-    """The paths of what was learnt of a model, by its name in any case."""
+    """Return the paths of a model's learned drafters; its name is case-insensitive."""
     named = (learnt for learnt in all_learnt() if learnt.model.casefold() == model.casefold())
     return [path for learnt in named for path in learnt.paths]

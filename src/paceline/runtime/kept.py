@@ -1,11 +1,11 @@
-"""Keeps what a model has said on this machine, so that drafts of later answers can follow it.
+"""Saves a model's answers on this machine, to draft later ones from them.
 
 A folder for each model has two files. `answers.jsonl` is appended to when an answer ends, one write
 each, so that several processes may keep at once; `counts.bin` is counted from it in a thread, and
 replaced by one rename. Prompts are not kept, and neither are answers that repeat themselves.
 
 Invariants: nothing here changes a token, or ends an answer: what cannot be read or written is one
-line, and the answers go on without it. A file of another model or version is neither read nor
+line, and the answers continue without it. A file of another model or version is neither read nor
 written.
 """
 
@@ -59,7 +59,7 @@ class KeptAnswers:
 
     @property
     def text(self) -> KeptText | None:
-        """What to draft from; None: too little was kept so far."""
+        """The counted answers; None while too few are saved."""
         self._say_fault()
         if not self._opened:
             self._opened = True
@@ -146,12 +146,12 @@ class KeptAnswers:
             self._fail(error)
 
     def _answers(self, content: bytes) -> list[list[int]]:
-        """Whole answers, oldest first. Raises ModelError if some are another model's."""
+        """Return whole answers, oldest first. Raises ModelError if some are another model's."""
         answers = []
         for line in content.split(b"\n"):
             value = _parsed(line)
             if isinstance(value, dict) and not self._is_ours(value):
-                raise ModelError(f"{self._log} has answers of another model or version, too")
+                raise ModelError(f"{self._log} also has answers of another model or version")
             if isinstance(value, list) and all(
                 type(token) is int and 0 <= token < self._vocab_size for token in value
             ):
@@ -186,7 +186,7 @@ class KeptAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What was kept of a model's answers, or learnt for it (`drafting.py`)."""
+    """Saved answers of a model, or drafters learned for it (`drafting.py`)."""
 
     model: str
     """Its name; empty if the files do not say."""
@@ -204,7 +204,7 @@ class Stored:
 
 
 def all_kept() -> list[Stored]:
-    """What is kept of each model, in the order of their names."""
+    """Return the saved answers of each model, by the model's name."""
     models = []
     for folder in (cache_dir() / FOLDER).glob("*"):
         header = None
@@ -218,7 +218,7 @@ def all_kept() -> list[Stored]:
 
 
 def _repeats(answer: Answer) -> bool:
-    """Whether an answer is in a loop. One that the model ended is not."""
+    """Return whether an answer is in a loop. One that the model ended is not."""
     assert answer.result is not None
     reason = answer.result.finish_reason
     if reason == FinishReason.STOP:
@@ -228,7 +228,7 @@ def _repeats(answer: Answer) -> bool:
 
 
 def _newest(answers: Sequence[list[int]], tokens: int) -> Sequence[list[int]]:
-    """The newest answers with at most `tokens` tokens together, oldest first."""
+    """Return the newest answers with at most `tokens` tokens together, oldest first."""
     first = len(answers)
     while first and len(answers[first - 1]) <= tokens:
         first -= 1

@@ -33,7 +33,7 @@ _FORM = 2  # version of the files
 _MIN_TOKENS = 128  # fewest that are written, or read
 
 _COVERED = 3 / 4
-"""Share of a prompt in one file from which on it is not written again, so that all files of a chat
+"""A prompt is not written again if a file has this share of it, so that all files of a chat
 that grows have at most four times the bytes of its last one."""
 
 
