@@ -102,8 +102,8 @@ class Result:
     drafter: str
     policy: str
     exact: bool
-    """Whether the tokens equal plain decoding's: on this machine, no row was measured to depend on a
-    condition that this answer was computed under."""
+    """Whether the tokens equal plain decoding's: no row was measured, on this machine, to depend on
+    a condition that this answer was computed under."""
     seed: int
     """Seed of the sampler; the same seed gives the same tokens."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
