@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.decoding.sampling import Sampler, Sampling
-from paceline.decoding.types import Block, Drafter
+from paceline.decoding.sampling import Sampling
+from paceline.decoding.stopping import Stopping
+from paceline.decoding.types import Drafter
 from paceline.options import Options
+from support import driver
 from support.toy import ToyEngine
 from test_arrows import ALLOWED, CORE, CORE_ML, FOR_ALL, LAB, MLX
 
@@ -48,21 +50,9 @@ def test_the_loop_of_the_architecture_page_gives_the_tokens_of_plain_decoding(sa
     prompt = [1, 2, 3, 1, 2]
     plain, single_calls = names["answer"](ToyEngine(), prompt, 60, sampling, most_drafted=0)
     drafted, calls = names["answer"](ToyEngine(), prompt, 60, sampling)
-    assert drafted == plain == row_by_row(ToyEngine(), prompt, 60, sampling)
+    one = driver.answer(ToyEngine(), prompt, sampling=sampling, stopping=Stopping(max_tokens=60))
+    assert drafted == plain == one.tokens
     assert calls < single_calls == 60
-
-
-def row_by_row(engine: ToyEngine, prompt: list[int], count: int, sampling: Sampling) -> list[int]:
-    """An answer in calls of one row each, from a sequence that is never rolled back."""
-    sequence, sampler = engine.open(), Sampler(sampling, prompt, engine.vocab_size)
-    block, answer = Block(prompt, 1, prefill=True), list[int]()
-    while len(answer) < count:
-        (row,) = engine.step([(sequence, block)]).logits[0]
-        sequence.commit(len(block.tokens))
-        answer.append(sampler.pick(row, len(prompt) + len(answer)))
-        sampler.push(answer[-1])
-        block = Block(answer[-1:], 1)
-    return answer
 
 
 def test_the_api_page_has_every_public_name_and_option():
@@ -106,7 +96,7 @@ def test_links_lead_somewhere():
 
 def test_source_files_named_in_the_docs_exist():
     missing = []
-    for page in PAGES:
+    for page in (*PAGES, *ROOT.glob("deploy/*.sh")):
         folders = (ROOT, ROOT / "src", ROOT / "src/paceline", page.parent)
         text = page.read_text(encoding="utf-8")
         for name in {*re.findall(r"[\w./*-]*\w[\w*]*\.py\b", text)}:

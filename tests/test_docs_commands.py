@@ -1,10 +1,8 @@
 """What the docs and scripts for other machines show: every command exists with its options.
 
-What is cheap runs, with the default model, which is loaded once for all; answers end after a few
-tokens.
+Python runs, with the default model, which is loaded once for all.
 """
 
-import io
 import os
 import re
 import shlex
@@ -18,7 +16,6 @@ from typer._click import ClickException
 
 import paceline
 from paceline import Model
-from paceline.cli.app import main
 from support.docs import BLOCK, PAGES, ROOT, commands, words_of
 from support.words import parse
 
@@ -96,44 +93,6 @@ def takes(command: list[str], words: list[str]) -> bool:
     return False
 
 
-RUN = sorted(
-    {
-        line
-        for _, line, words in LINES
-        if is_ours(words) and "--drafter" not in words
-        if re.match("(bench compare|chat|generate|models) ", f"{' '.join(words[1:])} ")
-    }
-)
-"""Commands that take no minutes, and need nothing but a model and text."""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_model: Model) -> Path:
-    """A folder with the files that the commands read; they load the model of this session."""
-    for name in ("before.json", "after.json"):
-        shutil.copy(ROOT / "benchmarks/results/suite.json", tmp_path / name)
-    for name in ("prompt.txt", "orders.txt"):
-        (tmp_path / name).write_text("Name a river.\n", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("paceline.runtime.load.load", lambda *_, **__: real_model)
-    return tmp_path
-
-
-@pytest.mark.real_model
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("line", RUN)
-def test_a_command_of_the_docs_runs(
-    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    words = words_of(line)[1:]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Name a river.\n"))
-    if words[0] in ("generate", "chat"):
-        words += ["--max-tokens", "4"]
-    assert main(words) == 0, capsys.readouterr().err
-    done = capsys.readouterr()
-    assert done.out.strip() or done.err.strip(), f"{line} printed nothing"
-
-
 NEEDS = {"platforms.md", "server.md"}
 """Pages whose Python needs a converted classifier, or a server."""
 PYTHON = {
@@ -145,14 +104,15 @@ PYTHON = {
 
 
 @pytest.mark.real_model
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", PYTHON)
 def test_python_in_the_docs_runs(
     name: str,
     real_model: Model,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paceline, "load", lambda _: real_model)
     exec(compile(PYTHON[name], name, "exec"), {})
     assert capsys.readouterr().out.strip(), f"{name} printed nothing"
@@ -165,13 +125,6 @@ def test_the_recordings_are_of_the_commands_that_the_script_records():
     assert shown
     assert [command for command in shown if command not in text] == []
     assert page.count("<pre>") >= len(shown)
-
-
-def test_scripts_of_steps_are_there():
-    for name in ("on_a_mac", "on_a_gpu"):
-        scripts = re.findall(r"benchmarks/\w+\.py", (ROOT / f"deploy/{name}.sh").read_text("utf-8"))
-        assert scripts
-        assert all((ROOT / script).is_file() for script in scripts)
 
 
 def test_the_rules_of_a_model_are_shown(tiny_gguf: Path, cache: Path):

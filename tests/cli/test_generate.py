@@ -65,22 +65,6 @@ SCHEMA = json.dumps(
 SHORT = ("--max-tokens", 5, "--json")
 
 
-def test_a_prompt_comes_as_argument_file_or_on_standard_input(answer: Run, tmp_path: Path):
-    prompt = "naïve 漢字\nsecond line"
-    (tmp_path / "prompt.txt").write_text(prompt, encoding="utf-8")
-    options = ("--max-tokens", 5, "--json")
-    values = [
-        json.loads(found.stdout)
-        for found in (
-            answer(prompt, *options),
-            answer("--file", tmp_path / "prompt.txt", *options),
-            answer("-", *options, input=prompt),
-        )
-    ]
-    assert len({value["prompt_tokens"] for value in values}) == 1
-    assert all(value["token_ids"] == values[0]["token_ids"] for value in values)
-
-
 def test_a_file_or_piped_text_follows_the_prompt_and_its_bytes_are_counted(
     answer: Run, tmp_path: Path
 ):

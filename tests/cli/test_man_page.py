@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from support.scripts import ROOT, script
-from support.words import commands
 
 PAGE: Path = ROOT / "deploy/paceline.1"
 
@@ -15,14 +14,6 @@ PAGE: Path = ROOT / "deploy/paceline.1"
 def test_the_man_page_is_that_of_todays_help():
     made = script("man_page", ROOT / "deploy").man_page()
     assert PAGE.read_text() == made, "run `python deploy/man_page.py`"
-
-
-def test_the_man_page_has_every_command():
-    text = PAGE.read_text().replace("\\-", "-")
-    for words, _ in commands():
-        assert f"\n.SS paceline {' '.join(words)} " in text
-    for option in ("--json", "--max-block", "--prompt-cache", "--plain-url"):
-        assert f"\n.B {option}" in text
 
 
 def test_the_man_page_is_sound_roff():

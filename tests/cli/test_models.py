@@ -270,11 +270,3 @@ def test_a_file_that_is_no_model_is_refused_by_every_command(
     said = mistake(command, *where, *(["x"] if command == "generate" else []))
     assert str(path) in said
     assert {*models_dir(cache).iterdir()} == before
-
-
-def test_a_cache_folder_that_cannot_be_made_is_refused(
-    refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
-):
-    (tmp_path / "file").write_text("")
-    environment["PACELINE_CACHE"] = str(tmp_path / "file")
-    assert "$PACELINE_CACHE" in refused("pull", tiny_gguf)

@@ -53,13 +53,6 @@ def test_a_model_of_the_hub_is_pulled_and_answers_without_a_network(
     assert mine["file"].endswith(F16)
 
 
-def test_what_the_hub_refuses_is_one_line_with_exit_code_2(fake: FakeHub, refused: Any):
-    assert "it has F16" in refused("pull", f"{NAME}:Q4_K_M")
-    assert "no such revision" in refused("pull", NAME, "--revision", "v9")
-    fake.repositories[NAME].gated = True
-    assert "hf auth login" in refused("pull", NAME)
-
-
 def test_offline_the_default_model_is_not_fetched_either(fake: FakeHub, refused: Any):
     assert "cannot fetch smollm2-135m" in refused("pull", "--offline")
 

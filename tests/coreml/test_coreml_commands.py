@@ -12,7 +12,7 @@ import paceline
 from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelNotFound
 from paceline.models import check_models, list_models
-from support.fake_mac import COMPILE, PREDICT, REASON, STATE, FakeMac, mac
+from support.fake_mac import PREDICT, REASON, FakeMac, mac
 from support.server import running
 
 __all__ = ["mac"]
@@ -108,17 +108,6 @@ def next_call(mac: FakeMac, kind: str) -> None:
     """The next call of a kind fails, and no other."""
     before = mac.calls.count(kind)
     mac.fails = lambda _: mac.calls[-1] == kind and mac.calls.count(kind) == before + 1
-
-
-@pytest.mark.parametrize("kind", [COMPILE, STATE, PREDICT])
-def test_generate_ends_in_one_line_when_core_ml_fails(
-    run: Run, on_a_mac: Path, mac: FakeMac, kind: str
-):
-    next_call(mac, kind)
-    code, report, errors = run("generate", PROMPT, "--model", on_a_mac, "--max-tokens", 4)
-    assert (code, report) == (2, None)
-    (line,) = errors.strip().splitlines()  # `run` adds --json
-    assert REASON.rstrip(".") in json.loads(line)["error"]["message"]
 
 
 def test_a_server_fails_one_request_when_core_ml_fails(on_a_mac: Path, mac: FakeMac):

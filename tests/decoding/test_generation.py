@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.text import TextPiece
-from paceline.decoding.types import NO_PROPOSAL, Block, DecodeOutcome, FinishReason, Step
+from paceline.decoding.types import NO_PROPOSAL, Block, DecodeOutcome
 from support.drafters import Oracle
 from support.errors import raises
 from support.generation import (
@@ -87,18 +86,6 @@ def test_an_impossible_prompt_is_rejected(settings: dict[str, Any], value: str):
 
 
 # -- decode ----------------------------------------------------------------------------------------
-
-
-def test_plain_decode_adds_one_token_per_step():
-    generation = past_the_prompt()
-    block = generation.next_block()
-    assert block == Block([ord("T")], 1, best=True)
-    assert step(generation) == Step(1, [ord("h")], [TextPiece("h", "h")], logprobs=[])
-    assert generation.length == 6
-    steps = finished(generation)
-    assert [len(one.tokens) for one in steps] == [1] * (len(ANSWER) - 2)
-    assert generation.answer == ANSWER
-    assert generation.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 7])

@@ -197,18 +197,3 @@ def test_a_drafter_that_does_not_fit_is_refused(target: Path, name: str, tmp_pat
         raises(ModelError, expected, "drafter.gguf"),
     ):
         model.generate("a", max_tokens=4, drafter=f"{kind}:{path}")
-
-
-def test_other_files_are_no_drafters(target: Path, tmp_path: Path):
-    eagle = write_eagle3(tmp_path / "eagle.gguf", perfect=False)
-    cut = write_dflash(tmp_path / "cut.gguf", perfect=False)
-    cut.write_bytes(cut.read_bytes()[:-1000])
-    with load_model(str(target), cache_tokens=256) as model:
-        for spec, expected in (
-            (f"dflash:{eagle}", "holds no drafter of the kind dflash"),
-            (f"mtp:{target}", "holds no drafter of the kind mtp"),
-            (f"dflash:{cut}", "truncated"),
-        ):
-            with raises(ModelError, expected):
-                model.generate("a", max_tokens=4, drafter=spec)
-        assert model.generate("a", max_tokens=4, drafter="none").token_ids

@@ -16,7 +16,6 @@ from paceline.options import GREEDY
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
 from paceline_lab.client import ServedModel, closed_loop
-from support.command import free_port
 from support.server import running
 from support.waiting import until
 
@@ -230,16 +229,6 @@ def test_speculation_that_reports_no_drafted_token_is_a_warning(
     assert as_served["warnings"] == [], "nothing was to be speculative"
 
 
-def test_the_second_server_must_be_there(
-    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
-):
-    nowhere = f"http://127.0.0.1:{free_port()}/v1"
-    with serving(lambda *_: TEXT) as server:
-        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
-        assert main([*words, "--plain-url", nowhere]) == 2
-    assert f"{nowhere}/models cannot be read" in capsys.readouterr().err
-
-
 def test_our_server_keeps_every_text_with_drafts_and_under_load(tiny_model: Model, verify: Found):
     with running(tiny_model) as server:
         code, found = verify(f"{server.url}/v1", "--rounds", "1", "--max-tokens", "60")
@@ -262,14 +251,6 @@ def test_a_request_that_fails_is_no_changed_text(verify: Found):
     assert (code, found["changed"], len(found["failed"])) == (1, [], 1)
     assert found["failed"][0].startswith("p2 (as served, alone): ")
     assert "status 404" in found["failed"][0]
-
-
-def test_answers_without_a_text_prove_nothing(prompts: Path, capsys: pytest.CaptureFixture[str]):
-    with serving(lambda *_: TEXT) as server:
-        words = ["verify", "--url", server.url, "--suite", str(prompts), "--quiet"]
-        server.answer = lambda *_: SILENCE
-        assert main(words) == 2
-    assert "no text to compare" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -328,13 +309,6 @@ def test_thoughts_are_part_of_the_text(verify: Found):
     assert found["changed"] == ["p2 (as served, alone): character 0: 'onea', 'twoa'"]
 
 
-def test_the_key_may_come_from_the_environment(verify: Found, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PACELINE_API_KEY", "secret")
-    with serving(lambda *_: TEXT) as server:
-        server.key = "secret"
-        assert verify(server.url)[0] == 0
-
-
 def test_the_key_of_the_environment_is_for_servers_of_this_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PACELINE_API_KEY", "secret")
     for url in ("http://127.0.0.1:8000/v1", "http://localhost/v1", "http://[::1]:1/v1"):
@@ -360,6 +334,8 @@ def test_the_key_of_the_environment_is_for_servers_of_this_machine(monkeypatch: 
         ({"locked": True}, [], "status 401: no; give another API key with --api-key"),
         ({"key": "secret"}, [], "requires another API key (status 401); give it with --api-key"),
         ({}, ["--url", "http://127.0.0.1:1/v1"], "/v1/models cannot be read"),
+        ({}, ["--plain-url", "http://127.0.0.1:1/v1"], "/v1/models cannot be read"),
+        ({"answer": lambda *_: SILENCE}, [], "no text to compare"),
     ],
 )
 def test_a_users_mistake_is_one_line(

@@ -40,26 +40,6 @@ def short_name(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
     monkeypatch.setattr(names, "known_models", lambda: {"tiny": known_model})
 
 
-def test_every_way_to_write_a_name_gives_the_same_model(
-    tiny: FakeRepository, fake: FakeHub, tmp_path: Path
-):
-    ways = [
-        f"{NAME}:F16",
-        f"{NAME}:f16",
-        f"{NAME}/{F16}",
-        f"hf.co/{NAME}:F16",
-        f"https://huggingface.co/{NAME}/resolve/main/{F16}",
-        f"https://huggingface.co/{NAME}/blob/main/{F16}?download=true",
-    ]
-    by_name = {name: resolve(name, tmp_path / "cache") for name in ways}
-    assert len({files.folder for files in by_name.values()}) == 1
-    assert len(fake.downloads()) == 1
-    for name, files in by_name.items():
-        assert files.name == name
-        assert files.context_length == 512
-        assert files.path.suffix == ".gguf", "not a blob's path: shards have names"
-
-
 def test_without_a_tag_what_is_here_is_used_and_pull_asks_for_the_usual_one(
     tiny: FakeRepository, fake: FakeHub, tmp_path: Path
 ):

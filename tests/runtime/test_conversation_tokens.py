@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import InvalidRequest
 from paceline.options import Options
 from paceline.runtime.model import Model
 from support.plain import END, PROMPT, PROMPTS, SAMPLED, plain, said
@@ -53,27 +52,3 @@ def test_an_answer_that_was_closed_early_is_a_turn(chat: Any, model: Model):
     messages = [*chat.messages, {"role": "user", "content": "and"}]
     found = said(chat.say("and", max_tokens=20))
     assert found.token_ids == plain(model, messages, max_tokens=20).token_ids
-
-
-def test_a_rejected_message_leaves_the_chat_unchanged(chat: Any, model: Model):
-    said(chat.say("Hello", max_tokens=5))
-    before = [*chat.messages]
-    for text, options in (("", {}), ("x", {"top_p": 7.0}), ("x " * 2000, {})):
-        with pytest.raises(InvalidRequest):
-            chat.say(text, **options)
-        assert chat.messages == before
-    messages = [*before, {"role": "user", "content": "and"}]
-    found = said(chat.say("and", max_tokens=20))
-    assert found.token_ids == plain(model, messages, max_tokens=20).token_ids
-
-
-def test_a_fully_cached_prompt_recomputes_its_last_token(model: Model):
-    # The whole prompt is held, yet its last row is needed.
-    chat = model.conversation()
-    first = said(chat.say(PROMPT, max_tokens=5))
-    chat.messages = []
-    again = said(chat.say(PROMPT, max_tokens=5))
-    assert again.token_ids == first.token_ids
-    assert again.stats.cached_tokens == again.prompt_tokens - 1
-    chat.close()
-    chat.close()

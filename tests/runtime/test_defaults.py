@@ -21,24 +21,6 @@ def test_the_first_layer_that_names_a_setting_decides():
         assert request.sampling.temperature == expected
 
 
-def test_each_setting_comes_from_its_own_layer():
-    under = Defaults(
-        registry={"temperature": 0.2}, model={"temperature": 0.9, "top_k": 20, "max_tokens": 9}
-    )
-    found = check({"top_p": 0.5}, under)
-    assert {name: each.source for name, each in found.settings.items()} == {
-        "temperature": "registry",
-        "top_p": "request",
-        "top_k": "model",
-        "max_tokens": "model",
-        "min_p": "fallback",
-        "repetition_penalty": "fallback",
-        "presence_penalty": "fallback",
-        "frequency_penalty": "fallback",
-    }
-    assert (found.sampling.temperature, found.sampling.top_k, found.max_tokens) == (0.2, 20, 9)
-
-
 def test_no_limit_that_was_asked_for_wins_over_a_limit_of_the_model():
     under = Defaults(model={"max_tokens": 9}, fallback={"max_tokens": 5})
     assert check({}, under).max_tokens == 9

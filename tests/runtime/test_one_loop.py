@@ -19,7 +19,6 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.options import Options
-from paceline.runtime.batching import scheduler as scheduler_module
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.model import Model
 from paceline.runtime.stream import Stream
@@ -44,14 +43,6 @@ def test_a_second_question_to_a_document_computes_the_rest_alone_with_the_same_b
     assert second.logprobs == listed.logprobs == uncached.logprobs
     assert second.exact
     assert "prefix_cache" in second.exactness
-
-
-def test_idle_kv_is_given_back_after_the_rest(model: Model, monkeypatch: pytest.MonkeyPatch):
-    rests: list[int] = []
-    monkeypatch.setattr(scheduler_module, "_REST_SECONDS", 0.02)
-    monkeypatch.setattr(model.engine, "rest", lambda: rests.append(1))
-    model.generate(DOCUMENT, max_tokens=3)
-    until(lambda: bool(rests))
 
 
 @pytest.mark.parametrize("way", ["stream", "generate", "list"])

@@ -118,21 +118,23 @@ def test_a_content_may_be_a_list_of_text_parts(model: Model):
 
 
 @pytest.mark.parametrize(
-    ("message", "named"),
+    ("prompt", "named"),
     [
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0]: is"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
-        ({"role": "user", "content": 3}, "messages[0].content"),
-        ({"role": "user"}, "messages[0].content"),
-        ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls"),
-        ({"role": "tool", "content": "r", "tool_call_id": "c"}, "messages[0].tool_call_id"),
+        *((empty, "prompt is empty") for empty in ("", [], ())),
+        *((tokens, "0 to 319") for tokens in ([-1], [320], [1, 10**12])),
+        ([1, "x"], ""),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]: is"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": 3}], "messages[0].content"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "tool", "content": "r", "tool_call_id": "c"}], "messages[0].tool_call_id"),
+        ([{"role": "tool", "content": "r"}], ""),
     ],
 )
-def test_a_message_that_no_template_can_render_is_refused_by_name(
-    message: Any, named: str, model: Model
-):
+def test_a_prompt_that_cannot_be_read_is_refused_by_name(prompt: Any, named: str, model: Model):
     with pytest.raises(InvalidRequest) as error:
-        model.generate([message])
+        model.generate(prompt)
     assert named in str(error.value)
 
 

@@ -1,6 +1,5 @@
 """One stream: its tokens whatever drafts them, its end, its options, its prompt, its probes."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -75,29 +74,15 @@ def test_closing_a_stream_early_frees_its_slots_and_keeps_the_answer_so_far(mode
     assert expected.text.startswith(stream.result.text)
 
 
-def test_a_stream_without_a_step_can_be_closed(model: Model):
-    stream = model.stream(PROMPT)
-    stream.close()
-    assert stream.result.token_ids == []
-    assert stream.result.finish_reason == FinishReason.CANCELLED
-
-
-# -- when it ends ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("drafter", ["none", "auto"])
-def test_without_max_tokens_an_answer_goes_on_to_the_context_limit(drafter: str, model: Model):
-    found = model.generate(PROMPT, drafter=drafter, ignore_eos=True)
-    assert found.prompt_tokens + found.completion_tokens == model.engine.context_length
-    assert found.finish_reason == FinishReason.LENGTH
-
-
 def test_an_end_token_ends_the_answer_and_is_not_in_its_text(model: Model):
     found = plain(model, logit_bias={END: 1000.0})
     assert (found.token_ids, found.text) == ([END], "")
     assert found.finish_reason == FinishReason.STOP
     ignored = plain(model, logit_bias={END: 1000.0}, ignore_eos=True)
     assert ignored.token_ids == [END] * 60
+
+
+# -- when it ends ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafter", ["none", "suffix", "ngram:min=1"])
@@ -111,50 +96,17 @@ def test_repetition_detection_stops_at_the_same_token(drafter: str, model: Model
     assert model.generate("Hello", min_tokens=300, **loop).completion_tokens == 300
 
 
-# -- options ---------------------------------------------------------------------------------------
-
-
-def test_logprobs_come_with_the_answer_and_the_prompt_and_each_step(model: Model):
-    options: Options = {"raw": True, "max_tokens": 9, "ignore_eos": True, "logprobs": 3}
-    with model.stream(PROMPT, drafter="suffix", prompt_logprobs=True, **options) as stream:
+def test_logprobs_come_with_each_step_and_the_answer(model: Model):
+    options: Options = {"max_tokens": 9, "ignore_eos": True, "logprobs": 3}
+    with model.stream(PROMPT, drafter="suffix", **options) as stream:
         steps = [*stream]
     answer = stream.result
     assert [one.token for one in answer.logprobs] == answer.token_ids
     assert [one for step in steps for one in step.logprobs] == stream.logprobs == answer.logprobs
-    assert answer.prompt_logprobs[0] is None
-    of_prompt = [one for one in answer.prompt_logprobs if one]
-    assert [one.token for one in of_prompt] == model.tokens(PROMPT, raw=True)[1:]
-    for one in answer.logprobs:
-        assert one.top[0] == (one.token, one.logprob)  # it is greedy
-        assert len(one.top) == len(one.top_texts) == 3
-        assert one.logprob <= 0
-        assert one.text == one.top_texts[0] != ""
-    plain = model.generate(PROMPT, drafter="none", **options)
-    assert plain.logprobs == answer.logprobs
-    assert plain.prompt_logprobs == model.generate("the", max_tokens=3).logprobs == []
+    assert model.generate(PROMPT, drafter="none", **options).logprobs == answer.logprobs
 
 
-def test_an_answer_does_not_end_before_min_tokens(model: Model):
-    plain = model.generate(PROMPT, max_tokens=8, ignore_eos=True, drafter="none")
-    first = plain.token_ids[0]
-    files = replace(model.files, facts=replace(model.files.facts, stop_token_ids=(first,)))
-    ends = Model(files, model.engine)
-    assert ends.generate(PROMPT, max_tokens=8).token_ids == [first]
-    assert len(ends.generate(PROMPT, max_tokens=8, min_tokens=5).token_ids) >= 5
-
-
-def test_a_prediction_saves_calls_and_changes_nothing(model: Model):
-    options: Options = {"max_tokens": 30, "ignore_eos": True}
-    plain = model.generate(PROMPT, drafter="none", **options)
-    prediction, policy = plain.token_ids, {"policy": "fixed", "max_block": 10}
-    for drafter in ("auto", "prediction"):
-        answer = model.generate(PROMPT, drafter=drafter, prediction=prediction, **options, **policy)
-        assert answer.token_ids == plain.token_ids
-        assert answer.stats.accepted_by["prediction"] > 20
-        assert answer.stats.steps < 5
-    assert answer.drafter == "prediction"
-    off = model.generate(PROMPT, max_tokens=5, prediction=prediction, drafter="none")
-    assert off.stats.drafted == 0
+# -- options ---------------------------------------------------------------------------------------
 
 
 def test_the_drafter_prediction_without_a_prediction_is_rejected(model: Model):
@@ -182,32 +134,12 @@ def test_a_raw_prompt_is_taken_as_it_is(model: Model):
     assert plain(model, "<|im_start|>x", raw=True).prompt_tokens == len(raw)
 
 
-@pytest.mark.parametrize("prompt", ["", [], ()])
-def test_an_empty_prompt_is_refused(prompt: Any, model: Model):
-    with pytest.raises(InvalidRequest, match="prompt is empty"):
-        model.generate(prompt)
-
-
 def test_a_prompt_that_fills_the_context_is_rejected_with_both_lengths(model: Model):
     with pytest.raises(InvalidRequest, match="512 tokens"):
         model.generate([5] * 512)
     with pytest.raises(InvalidRequest, match="shorten the prompt"):
         model.generate("x " * 5000)
     assert model.generate([5] * 511).completion_tokens == 1
-
-
-@pytest.mark.parametrize("prompt", [[-1], [320], [1, 10**12]])
-def test_token_ids_outside_the_vocabulary_are_rejected(prompt: list[int], model: Model):
-    with pytest.raises(InvalidRequest, match="0 to 319"):
-        model.generate(prompt)
-
-
-@pytest.mark.parametrize(
-    "prompt", [[{"role": "tool", "content": "x"}], [{"role": "user"}], [1, "x"]]
-)
-def test_messages_that_the_template_rejects_are_invalid_requests(prompt: Any, model: Model):
-    with pytest.raises(InvalidRequest):
-        model.generate(prompt)
 
 
 # -- what is remembered ----------------------------------------------------------------------------

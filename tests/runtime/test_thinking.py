@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
-from paceline.decoding.types import FinishReason
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, resolve
@@ -49,30 +48,7 @@ def scripted(files: ModelFiles, engine: Any, thought: str | None = THOUGHT) -> M
     return Model(files, Scripted(engine, [*tokens, *encode(ANSWER)]))
 
 
-def script(model: Model) -> list[int]:
-    found: list[int] = model.engine.script  # type: ignore[attr-defined]
-    return found
-
-
 # -- the library -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("drafter", "policy", "block"),
-    [("none", "auto", 32), ("suffix+ngram:min=1", "fixed", 5), ("auto", "kelly", 2)],
-)
-def test_reasoning_is_separated_and_no_token_is_changed(
-    drafter: str, policy: Any, block: int, thinker: Model
-):
-    stream = thinker.stream("2 + 2?", drafter=drafter, policy=policy, max_block=block)
-    steps = list(stream)
-    result = stream.result
-    assert (result.reasoning, result.text) == (THOUGHT, ANSWER)
-    assert result.token_ids == [*script(thinker), 2]
-    assert result.reasoning_tokens == script(thinker).index(CLOSE) + 1
-    assert "".join(step.reasoning for step in steps) == THOUGHT
-    assert "".join(step.text for step in steps) == ANSWER
-    assert [token for step in steps for token in step.tokens] == result.token_ids
 
 
 def test_tokens_are_those_of_a_raw_prompt_with_the_same_text(engine: Any, files: ModelFiles):
@@ -89,31 +65,6 @@ def test_tokens_are_those_of_a_raw_prompt_with_the_same_text(engine: Any, files:
         assert raw.reasoning == ""
         thoughts.add(told.reasoning)
     assert len(thoughts) > 1
-
-
-def test_a_thought_that_is_cut_is_a_thought_and_the_answer_is_empty(thinker: Model):
-    for tokens in (1, 2, 9):
-        result = thinker.generate("2 + 2?", max_tokens=tokens)
-        assert (result.text, result.finish_reason) == ("", FinishReason.LENGTH)
-        assert THOUGHT.startswith(result.reasoning)
-        assert result.reasoning_tokens == tokens
-    with thinker.stream("2 + 2?", drafter="none") as stream:
-        for _ in range(6):
-            next(stream)
-    assert stream.result.text == ""
-    assert stream.result.reasoning
-    assert THOUGHT.startswith(stream.result.reasoning)
-
-
-def test_where_the_template_opens_the_thought_the_answer_begins_in_it(
-    files: ModelFiles, engine: Any, cache: Path
-):
-    opened = replace(files, chat_template=TEMPLATES["deepseek-r1"])
-    model = scripted(opened, engine)
-    model.engine.script = script(model)[1:]  # type: ignore[attr-defined]
-    found = model.generate("is <think> a mark?")
-    assert (found.reasoning, found.text) == (THOUGHT, ANSWER)
-    assert found.reasoning_tokens == script(model).index(CLOSE) + 1
 
 
 def prompt_of(model: Model, **options: Any) -> str:

@@ -100,10 +100,14 @@ def test_a_wrong_option_is_no_fault_of_a_prompt(model: Model):
     assert "prompt" not in str(error.value)
 
 
-@pytest.mark.parametrize("ask", [Model.stream, Model.tokens], ids=["stream", "tokens"])
-def test_what_takes_one_prompt_refuses_several(ask: Any, model: Model):
+@pytest.mark.parametrize(
+    ("ask", "prompt"), [(Model.stream, PROMPTS), (Model.tokens, PROMPTS), (Model.map, "one")]
+)
+def test_what_takes_one_prompt_refuses_several_and_map_a_single_one(
+    ask: Any, prompt: Any, model: Model
+):
     with pytest.raises(InvalidRequest):
-        ask(model, PROMPTS)
+        ask(model, prompt)
 
 
 def test_map_yields_each_answer_when_it_ends_and_reads_prompts_as_places_become_free(model: Model):
@@ -158,23 +162,6 @@ def test_an_error_of_one_prompt_of_map_ends_all(model: Model):
     with pytest.raises(InvalidRequest):
         list(model.map([*PROMPTS, "far too long " * 2000], max_tokens=40, ignore_eos=True))
     until(lambda: free_slots(model) == free)
-
-
-def test_map_refuses_a_single_prompt(model: Model):
-    with pytest.raises(InvalidRequest):
-        model.map("one")
-
-
-def test_answers_that_do_not_fit_together_are_those_of_each_alone(
-    tiny_files: ModelFiles, cache: Path
-):
-    model = small(tiny_files, 96)
-    free = model.engine.free_slots
-    options: Any = {"max_tokens": 30, "ignore_eos": True, "drafter": "none"}
-    results = model.generate(PROMPTS * 2, **options)
-    expected = [alone(model, prompt, **options) for prompt in PROMPTS * 2]
-    assert [result.token_ids for result in results] == expected
-    assert free_slots(model) == free
 
 
 def test_threads_get_the_answers_of_each_alone(model: Model):

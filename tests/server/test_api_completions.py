@@ -72,13 +72,6 @@ def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Pat
         assert echo.json()["error"]["param"] == "echo"
 
 
-def test_a_suffix_without_the_tokens_is_refused_by_name(server: Running):
-    answer = server.post("/v1/completions", {"prompt": "the", "suffix": " rain"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "suffix"
-    assert "has no tokens to fill in the middle" in answer.json()["error"]["message"]
-
-
 CHAT: list[Any] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": "this is the one and this is the one"},

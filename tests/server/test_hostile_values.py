@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.others import CHAT, fault
 from support.server import HTTP, Running
 
 VALUES = [
@@ -103,13 +102,3 @@ def test_no_name_in_a_path_causes_a_server_error(name: str, server: Running):
     for path in ("/v1/models/", "/v1/responses/"):
         assert server.get(path + name).status_code == 404
     assert HTTP.delete(f"{server.url}/v1/responses/{name}").status_code == 404
-
-
-@pytest.mark.parametrize("text", ["a b " * 1_000_000, " " * 3_000_000])
-def test_a_prediction_of_millions_of_tokens_is_refused_or_cut(server: Running, text: str):
-    prediction = {"type": "content", "content": text}
-    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
-    response = server.post(CHAT, {**body, "prediction": prediction})
-    assert response.status_code in (200, 400), response.text
-    if response.status_code == 400:
-        assert fault(response, 400)["param"] == "prediction.content"

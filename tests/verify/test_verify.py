@@ -131,26 +131,6 @@ def test_rows_that_depend_on_the_keys_of_a_call_are_found_around_thresholds():
     assert 0 < verdict.conditions["block_length"].differing < 80
 
 
-CHOSEN = [
-    VerifyCase(drafter, "fixed", block, sampling)
-    for drafter, block, sampling in zip(
-        (*DRAFTERS, "suffix"), (2, 3, 8, 16, 5, 4), [GREEDY, SAMPLED[3]] * 3, strict=True
-    )
-]
-
-
-def test_answers_of_a_model_that_keeps_its_promise_do_not_differ(model: Model, suite_file: Path):
-    verdict, reached = Verdict(), list[int]()
-    checks = token_checks(
-        model, load_suite(suite_file), CHOSEN, verdict, max_tokens=40, together=(1, 3)
-    )
-    run_checks(checks, reached.append)
-    assert reached == [1, 2, 3, 4, 5, 6]
-    assert verdict.answers_compared == 3 * (1 + 3)
-    assert verdict.tokens_compared == 40 * 12
-    assert verdict.exact
-
-
 def test_one_of_eight_cases_has_a_long_answer(model: Model, suite_file: Path):
     verdict = Verdict()
     cases = [VerifyCase("suffix", "fixed", 4, GREEDY)] * 8

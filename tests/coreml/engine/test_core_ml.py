@@ -22,6 +22,7 @@ pytestmark = pytest.mark.coreml
 
 __all__ = ["mac"]
 
+
 TEXT = [5, 9, 2, 41, 17, 3]
 
 
@@ -96,24 +97,6 @@ def test_a_macos_without_states_is_refused_before_compilation(artifact: Path, ma
     with raises(ModelError, "14.7.1", "macOS 15"):
         opened(artifact)
     assert mac.calls == []
-
-
-def test_a_failed_request_leaves_the_others_alone(artifact: Path, mac: FakeMac):
-    """The scheduler runs each block of a failed call alone: one sequence's package fails."""
-    engine = opened(artifact)
-    expected = rows(engine)
-    with closing(engine.open()) as broken, closing(engine.open()) as other:
-        engine.step([(broken, Block(TEXT[:-1], 1)), (other, Block(TEXT[:-1], 1))])
-        for sequence in (broken, other):
-            sequence.commit(len(TEXT) - 1)
-        work = [(broken, Block(TEXT[-1:], 1)), (other, Block(TEXT[-1:], 1))]
-        mac.again()
-        mac.fails = lambda call: call == 0
-        with raises(ModelError, REASON.rstrip(".")):
-            engine.step(work)
-        (last,) = engine.step(work[1:]).logits
-        assert expected.endswith(last.tobytes())
-    assert rows(engine) == expected
 
 
 def test_a_reason_is_one_line():

@@ -100,7 +100,10 @@ def test_a_limit_takes_the_same_number_of_each_group_spread_evenly(tmp_path: Pat
 def test_a_second_turn_is_asked_after_plain_decodings_answer_to_the_first(
     model: Model, questions: Path
 ):
-    record = parse_record(json.loads(json.dumps(bench(model, questions).value)), "it")
+    written = json_file(bench(model, questions).value)
+    assert b"prompt_token_ids" not in written
+    assert b"And the user" not in written, "prompts are not copied into the record"
+    record = parse_record(json.loads(written), "it")
     turns = ["81", "81, turn 2", "91", "91, turn 2", "101", "102", "201"]
     assert record.cases == turns
     rows = {row.key: row for row in record.rows}
@@ -126,12 +129,6 @@ def test_a_second_turn_is_asked_after_plain_decodings_answer_to_the_first(
         assert row.facts["prompt_tokens"] == second.prompt_tokens
         assert (row.facts["category"], row.facts["turn"]) == ("writing", 2)
     assert record.summary["same_tokens"] is True
-
-
-def test_spec_bench_prompts_are_not_copied_into_the_record(model: Model, questions: Path):
-    written = json_file(bench(model, questions).value)
-    assert b"prompt_token_ids" not in written
-    assert b"And the user" not in written
 
 
 def test_a_stopped_run_resumes_between_the_turns_of_a_question(

@@ -93,15 +93,6 @@ def test_a_table_is_what_counting_by_hand_gives(answers: list[Text]):
     assert np.all(entries.keys[1:] > entries.keys[:-1]), "sorted, and no key is there twice"
 
 
-def test_a_prompts_tokens_are_context_and_never_counted():
-    prompt, answer = [7, 8, 9, 7, 8, 9, 7, 8, 9], [1, 2, 3, 1, 2, 3, 1]
-    entries = by_key(count_table([Text(prompt, answer)]))
-    assert {token for token, _ in entries.values()} == {1, 2, 3}
-    assert entries[key_of((9,))][0] == 1, "the prompt's last token is what the answer follows"
-    for context in [(7,), (8,), (7, 8), (8, 9, 7)]:
-        assert key_of(context) not in entries
-
-
 @pytest.mark.parametrize("length", [0, 1, MAX_ORDER])
 def test_answers_may_be_too_short_for_a_context_of_every_length(length: int):
     entries = by_key(count_table([Text([], [1, 2, 3, 4, 1][:length])]))

@@ -57,14 +57,6 @@ def fetch(name: HubName, progress: Progress = QUIET, *, to_use: bool = True) -> 
     return gguf_files.fetch(name, repository, progress, to_use=to_use)
 
 
-def offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    fake.repositories.clear()
-    fake.asked.clear()
-
-
 # -- what is fetched -------------------------------------------------------------------------------
 
 
@@ -150,19 +142,6 @@ def test_a_gated_repository_needs_a_token_and_its_storage_never_gets_it(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert fetch(HubName(NAME)).read_bytes() == content(Q4)
     assert {download.authorization for download in fake.downloads()} == {None}
-
-
-def test_what_is_here_works_without_a_network(
-    name: str, fake: FakeHub, monkeypatch: pytest.MonkeyPatch
-):
-    path = fetch(HubName(NAME, tag="Q8_0"))
-    offline(fake, monkeypatch)
-    for meant in (HubName(NAME, tag="Q8_0"), HubName(NAME, file=Q8), HubName(NAME)):
-        assert gguf_files.cached(meant) == path
-    assert gguf_files.cached(HubName(NAME, tag="Q4_K_M")) is None
-    with raises(ModelError, "owner/name", "--offline"):
-        hub.repository(NAME)
-    assert fake.asked == []
 
 
 def test_a_file_of_an_older_commit_is_used_as_long_as_the_newest_has_none(

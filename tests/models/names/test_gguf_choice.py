@@ -172,11 +172,3 @@ def test_the_tag_of_every_model_selects_it(paths: set[str]):
             assert choose(paths, tag, REPOSITORY) == path
         except ModelNotFound:  # two folders have a file of this name
             assert sum(result.rpartition("/")[2] == tag for result in paths) > 1
-
-
-@given(st.sets(NAMES, min_size=1), st.text(max_size=12))
-def test_a_choice_is_one_of_the_models_or_refused(paths: set[str], tag: str):
-    try:
-        assert choose(paths, tag, REPOSITORY) in models_of(paths)
-    except ModelNotFound as error:
-        assert REPOSITORY in str(error)

@@ -94,17 +94,6 @@ def test_the_beginning_token_comes_once_and_only_before_a_whole_prompt(
     assert 1 not in build("smollm", bos_token_id=1).encode("ab", special=True)
 
 
-def test_the_same_text_gives_the_same_ids_whatever_was_encoded_before(
-    build: Callable[..., Tokenizer],
-):
-    tokenizer = build("smollm")
-    first = tokenizer.encode("the user", special=True)
-    for text in ("x" * 5000, END, ""):
-        tokenizer.encode(text)
-        tokenizer.encode(text, special=True)
-    assert tokenizer.encode("the user", special=True) == first
-
-
 def test_half_of_a_surrogate_pair_and_what_is_no_id_are_refused(build: Callable[..., Tokenizer]):
     tokenizer: Any = build("smollm")
     for special in (False, True):

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching import scheduler as scheduler_module
-from paceline.runtime.batching.request import Draining, QueueFull
+from paceline.runtime.batching.request import Draining
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from support.errors import raises
@@ -68,19 +68,6 @@ def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler:
             assert item.streamed == result.token_ids
             assert item.text == result.text
     assert scheduler.load.calls < sum(r.stats.steps for r in results if r is not None)
-
-
-def test_a_repeated_prompt_hits_the_prefix_cache(model: Model, scheduler: Scheduler):
-    prompt = "this is the one " * 20
-    first = Submitted(model, prompt, max_tokens=8, drafter="none").result()
-    again = Submitted(model, prompt, max_tokens=8, drafter="none").result()
-    more = Submitted(model, prompt + "and more", max_tokens=8, drafter="none")
-    size = model.engine.block_size
-    assert first.stats.cached_tokens == 0
-    assert again.stats.cached_tokens >= first.prompt_tokens - size
-    assert again.token_ids == first.token_ids
-    assert more.result().stats.cached_tokens >= first.prompt_tokens - size
-    assert scheduler.prefix_cache.hit_tokens > 0
 
 
 @pytest.mark.parametrize("salt", ["", "mine"])
@@ -151,16 +138,6 @@ def test_the_prefix_cache_is_evicted_for_requests(model: Model):
     assert model.engine.free_slots == total
 
 
-def test_the_queue_is_bounded(model: Model):
-    scheduler = model.open_scheduler(max_waiting=3)  # not started: nothing is admitted
-    asked = [Submitted(model, "a", max_tokens=4) for _ in range(3)]
-    with raises(QueueFull, "3 requests"):
-        Submitted(model, "a", max_tokens=4)
-    scheduler.start()
-    assert all(len(request.result().token_ids) <= 4 for request in asked)
-    scheduler.close()
-
-
 def test_the_engine_rests_once_after_each_time_with_requests(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
@@ -178,29 +155,6 @@ def test_the_engine_rests_once_after_each_time_with_requests(
         assert len(rests) == count
     finally:
         scheduler.close()
-
-
-def test_an_error_of_one_request_leaves_the_others_alone(
-    model: Model, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-):
-    bad = model.tokens("all that it was", raw=True)
-    step = model.engine.step
-
-    def breaking(work: Any) -> Any:
-        if any(list(block.tokens[: len(bad)]) == bad for _, block in work):
-            raise RuntimeError("the engine broke")
-        return step(work)
-
-    monkeypatch.setattr(model.engine, "step", breaking)
-    asked = [Submitted(model, prompt, max_tokens=12) for prompt in PROMPTS]
-    broken = Submitted(model, "all that it was", max_tokens=12)
-    with raises(RuntimeError, "the engine broke"):
-        broken.result()
-    results = [request.result() for request in asked]
-    monkeypatch.undo()
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        assert result.token_ids == alone(model, prompt, {"max_tokens": 12})
-    assert scheduler.load.failed == 1
 
 
 class Stuck:
@@ -269,16 +223,6 @@ def test_close_finishes_requests_within_the_grace_period(model: Model):
     assert [len(request.result().token_ids) for request in asked] == [20] * len(asked)
     with pytest.raises(Draining):
         scheduler.submit(asked[0].queued, print)
-
-
-def test_close_without_grace_fails_running_requests(model: Model):
-    scheduler = model.open_scheduler()
-    scheduler.start()
-    asked = Submitted(model, "a", max_tokens=400, ignore_eos=True)
-    until(lambda: scheduler.load.running == 1)
-    scheduler.close()
-    with pytest.raises(Draining):
-        asked.result()
 
 
 def test_a_long_prefill_does_not_delay_decoding_requests(

@@ -130,15 +130,7 @@ def test_a_body_of_the_maximum_size(server: Running, path: str):
     assert words / 10 > error["n_prompt_tokens"] > error["n_ctx"] == 512
 
 
-def test_only_the_beginning_of_a_text_that_is_too_long_is_tokenized(server: Running):
-    text = "word " * 4_000
-    tokens = len(server.server.service.tokenizer.encode(text))
-    error = fault(server.post(TEXT, {"prompt": text}))
-    assert error["code"] == "context_length_exceeded"
-    assert error["n_ctx"] < error["n_prompt_tokens"] < tokens / 2
-
-
-@pytest.mark.parametrize("kind", ["ids", "tokens", "prediction", "messages", "stop"])
+@pytest.mark.parametrize("kind", ["ids", "tokens", "prediction", "spaces", "messages", "stop"])
 def test_other_large_bodies(server: Running, kind: str):
     bodies: dict[str, dict[str, Any]] = {
         "ids": {"prompt": [5] * 2_000_000},
@@ -147,6 +139,7 @@ def test_other_large_bodies(server: Running, kind: str):
             "prompt": "a",
             "prediction": {"type": "content", "content": "word " * 1_400_000},
         },
+        "spaces": {"prompt": "a", "prediction": {"type": "content", "content": " " * 3_000_000}},
         "messages": {"messages": [{"role": "user", "content": "a"}] * 100_000},
         "stop": {"prompt": "a", "max_tokens": 9, "stop": ["x" * 400_000] * 16},
     }

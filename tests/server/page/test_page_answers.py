@@ -53,6 +53,13 @@ def test_an_answer_is_the_one_that_generate_gives_and_is_tinted(page: "Page", se
     assert page.locator(".model .words .drafted").count() == 0
     page.get_by_label("Show drafted tokens").check()
     assert page.locator(".model .words .drafted").count() == drafted
+    spans = "[...document.querySelectorAll('.model .words span')].map((s) => s.outerHTML)"
+    before = page.evaluate(spans)
+    assert any("drafted by" in span for span in before)
+    page.reload()
+    page.get_by_role("button", name=f"{REPEATED[:59]}…", exact=True).click()
+    until(page, "document.querySelectorAll('.model .words .drafted').length > 0")
+    assert page.evaluate(spans) == before
 
 
 def test_a_long_prompt_shows_how_far_it_is_read(

@@ -215,21 +215,6 @@ def test_a_damaged_or_foreign_file_is_not_imported(talking: "Page"):
     assert talking.locator("article").count() == 2
 
 
-def test_drafted_tokens_are_tinted_after_a_reload(page: "Page", server: Running):
-    opened(page, server.url)
-    page.get_by_label("Show drafted tokens").check()
-    page.get_by_label("Policy").select_option("fixed")
-    ask(page)
-    ended(page)
-    spans = "[...document.querySelectorAll('.model .words span')].map((s) => s.outerHTML)"
-    before = page.evaluate(spans)
-    assert any("drafted by" in span for span in before)
-    page.reload()
-    page.get_by_role("button", name=f"{REPEATED[:59]}…", exact=True).click()
-    until(page, "document.querySelectorAll('.model .words .drafted').length > 0")
-    assert page.evaluate(spans) == before
-
-
 def test_a_full_storage_loses_no_message(talking: "Page"):
     talking.evaluate(
         """() => { IDBObjectStore.prototype.put = () => {

@@ -1,0 +1,14 @@
+"""The rows of values that stand for all of their combinations."""
+
+from itertools import combinations, product
+
+from support.pairs import pairs
+
+
+def test_any_two_values_of_different_axes_meet_in_a_row_of_pairs():
+    axes = ["abcde", range(4), "xyz", (True, False)]
+    rows = pairs(*axes)
+    for (i, one), (j, other) in combinations(enumerate(axes), 2):
+        assert {(row[i], row[j]) for row in rows} == {*product(one, other)}
+    assert len(rows) <= 22  # of 120; the two longest axes alone need 20
+    assert rows == pairs(*axes)
