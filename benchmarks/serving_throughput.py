@@ -85,11 +85,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--per-kind", type=int, help="prompts of each kind; default: all")
+    parser.add_argument("--limit", type=int, help="prompts; default: all")
     parser.add_argument("--suite", type=Path, help="file of prompts; default: our own")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    suite = chosen_prompts(options.suite, per_kind=options.per_kind)
+    suite = chosen_prompts(options.suite, limit=options.limit)
     with served(["--parallel", str(MANY), "--cache-tokens", str(SLOTS)]) as server:
         variants: dict[str, Variant] = {}
         for clients in (1, MANY):

@@ -46,7 +46,7 @@ def _group(command: Any, parent: Any, path: str) -> Iterator[str]:
     with command.make_context(name, [], parent=parent, resilient_parsing=True) as this:
         if not hasattr(command, "list_commands"):
             yield from _command(command, this, path)
-            for choice in getattr(command, "forms", dict)():
+            for choice in getattr(command, "forms", ()):
                 yield from _group(command.form(choice), parent, f"{path} {choice}")
             return
         for each in command.list_commands(this):

@@ -78,7 +78,7 @@ rows() {
 
 # Two questions of each of Spec-Bench's six kinds, with drafts and plain.
 bench() {
-    paceline bench run "$@" ${suite:+--suite "$suite"} --drafter auto --per-kind 2 --rounds 1 --max-tokens 64
+    paceline bench run "$@" ${suite:+--suite "$suite"} --drafter auto --limit 12 --rounds 1 --max-tokens 64
 }
 
 : >"$report"

@@ -73,7 +73,7 @@ step "mlx answer" paceline generate "$prompt" --model "$model" --engine mlx --ma
 step "mlx exactness" paceline verify --model "$model" --engine mlx
 step "mlx exactness near thresholds" limited "$python" benchmarks/mlx_thresholds.py --model "$model"
 step "mlx cost of calls" paceline plan --model "$model" --engine mlx --measure
-step "mlx drafters" paceline bench run --model "$model" --engine mlx --drafter auto --drafter ngram --per-kind 1 --rounds 2
+step "mlx drafters" paceline bench run --model "$model" --engine mlx --drafter auto --drafter ngram --limit 8 --rounds 2
 step "mlx several sequences" limited "$python" benchmarks/python_batch.py --model "$model" --engine mlx \
     --contexts 8 --prompts 8 --tokens 128 --rounds 2
 step "mlx several sequences, plain" limited "$python" benchmarks/python_batch.py --model "$model" --engine mlx \
@@ -93,7 +93,7 @@ step "coreml second answer" paceline generate "$prompt" --model "$small" --engin
 step "coreml golden" paceline coreml golden "$small@coreml"
 step "coreml exactness" paceline verify --model "$small" --engine coreml
 step "coreml cost of calls" paceline plan --model "$small" --engine coreml --measure
-step "coreml drafters" paceline bench run --model "$small" --engine coreml --drafter auto --drafter ngram --per-kind 1 --rounds 2
+step "coreml drafters" paceline bench run --model "$small" --engine coreml --drafter auto --drafter ngram --limit 8 --rounds 2
 
 step "serve mlx" serve "$model" mlx
 step "serve coreml" serve "$small" coreml

@@ -55,16 +55,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def test_a_package_adds_commands_to_paceline_and_to_bench_and_a_form_to_convert(
+def test_a_package_adds_commands_to_paceline_and_to_bench(
     install: Install, capsys: pytest.CaptureFixture[str]
 ):
-    source = ACME.replace("steps: int = 3", 'steps: int = 3, to: str = ""')
-    names = ("dance", "bench.dance", "convert.dance")
-    install(source, commands=dict.fromkeys(names, "acme:app"))
+    install(commands=dict.fromkeys(("dance", "bench.dance"), "acme:app"))
     assert main(["dance", "--steps", "4"]) == 0
     assert main(["bench", "dance"]) == 0
-    assert main(["convert", "--steps", "7", "--to=dance"]) == 0
-    assert capsys.readouterr().out == "4\n3\n7\n"
+    assert capsys.readouterr().out == "4\n3\n"
     assert {("dance",), ("bench", "dance")} <= {name for name, _ in commands()}
 
 

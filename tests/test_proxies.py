@@ -10,7 +10,7 @@ import pytest
 from paceline.cli.app import main
 from paceline.cli.options import Output
 from paceline.cli.ps import ps
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import InvalidRequest, ModelError, PacelineError
 from paceline.models import hub
 from paceline.runtime.model import Model
 from paceline.server.router.app import Router
@@ -83,11 +83,11 @@ def test_another_machine_is_reached_through_the_proxy_unless_no_proxy_names_it(
     proxied: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_API_KEY", "secret")
-    with raises(InvalidRequest, "status 502"):
+    with raises(PacelineError, "502"):
         connect(REMOTE, Access())
     assert proxied == [f"{REMOTE}/models None"]
     monkeypatch.setenv("NO_PROXY", "models.invalid")
-    with raises(InvalidRequest, "cannot be read"):
+    with raises(InvalidRequest, "no server listens"):
         connect(REMOTE, Access())
     assert len(proxied) == 1
 

@@ -2,10 +2,10 @@
 
 A package has them in its metadata: in the group `paceline.engines` an engine's name and a function
 `(path, context_length, settings) -> Engine`, imported before a model is fetched: it may raise
-MissingExtra then; in `paceline.drafters` `ENGINE.KIND` and a `HeadKind`
-(`drafters/heads.py`); in `paceline.commands` a command's name and a Typer app. `bench.NAME` adds
-the command NAME to the group `bench`, `convert.NAME` the form of `convert --to NAME`, `verify.NAME`
-that of `verify --NAME`. A name of paceline's own is not looked for here.
+MissingExtra then; in `paceline.drafters` `ENGINE.KIND` and a `HeadKind` (`drafters/heads.py`); in
+`paceline.commands` a command's name and a Typer app, or a function that `command` of
+`cli/options.py` decorates. `bench.NAME` adds the command NAME to the group `bench`. A name of
+paceline's own is not looked for here.
 
 Reads `entry_points.txt` itself: importlib.metadata does the same, and importing it would take a
 quarter of the time of `paceline --help`.

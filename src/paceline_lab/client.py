@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.cli.options import ApiKey, Served
-from paceline.cli.servers import http_client, key_for, key_headers
-from paceline.errors import InvalidRequest, ModelError
+from paceline.cli.servers import http_client, key_for, key_headers, served
+from paceline.errors import InvalidRequest, ModelError, PacelineError
 
 _TIMEOUT_SECONDS = 600.0
 
@@ -74,18 +74,23 @@ def connect(url: str, access: Access, plain_url: str | None = None) -> Mapping[s
 def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
     """The endpoint at a base URL, and whether it is a server of ours."""
     url = url.rstrip("/")
-    key = key_for(url, access.api_key)
+    key, name = key_for(url, access.api_key), access.served_model
     try:
-        models = _served(url, key)
-    except InvalidRequest:
-        if access.served_model is None:
+        models = served(url, key)
+    except PacelineError:
+        if name is None:
             raise
         models = []  # a server need not list a model that is named
-    if access.served_model is None and len(models) > 1:
-        names = ", ".join(name for name, _ in models[:8])
-        raise InvalidRequest(f"{url} has several models; name one with --served-model, as {names}")
-    is_ours = any(owner == "paceline" for _, owner in models)
-    return ServedModel(url, access.served_model or models[0][0], key=key), is_ours
+    names = [model["id"] for model in models]
+    if name is None and names == [None]:
+        raise InvalidRequest(f"{url} requires another API key; give it with --api-key")
+    if name is None and not names:
+        raise InvalidRequest(f"no server listens at {url}, or it has no model; start one there")
+    if name is None and len(names) > 1:
+        known = ", ".join(map(str, names[:8]))
+        raise InvalidRequest(f"{url} has several models; name one with --served-model, as {known}")
+    is_ours = any(model["owned_by"] == "paceline" for model in models)
+    return ServedModel(url, name or str(names[0]), key=key), is_ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +108,6 @@ class Sample:
     text: str = ""
     """Of thoughts, too."""
     error: str | None = None
-
-
-def _served(url: str, key: str | None) -> list[tuple[str, Any]]:
-    """`id` and `owned_by` of a server's models. Raises InvalidRequest if there are none."""
-    import httpx
-
-    client = http_client(httpx.Client, url, headers=key_headers(key), timeout=30.0)
-    try:
-        with client:
-            answer = client.get(f"{url}/models")
-        answer.raise_for_status()
-        models = answer.json()["data"]
-        return [(str(model["id"]), model.get("owned_by")) for model in [models[0], *models[1:]]]
-    except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        raise InvalidRequest(
-            f"{url} requires another API key (status {status}); give it with --api-key"
-            if status in (401, 403)
-            else f"{url}/models has status {status}; expected a base URL as in "
-            "http://127.0.0.1:8000/v1"
-        ) from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise InvalidRequest(f"{url}/models cannot be read: {error}") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InvalidRequest(f"{url}/models is no list of models; is it a base URL?") from error
 
 
 def closed_loop(

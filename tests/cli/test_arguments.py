@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.cli.app import main
-from paceline.cli.numbers import THREADS, json_object
+from paceline.cli.declare import THREADS, json_object
 from paceline.engines import EngineSettings
 from paceline.engines.costs import MAX_ROWS
 from paceline.errors import InvalidRequest
@@ -24,14 +24,14 @@ NO_NUMBERS = ("", " ", "x", "nan", "-inf", "1e400", "9" * 5000, "0x1", "1,x")
 
 HIGH = {
     **{"--port": ("65536",), "--seed": (str(2**64),), "--top-p": ("1.1",)},
-    **{"--threads": ("1000",), "--memory": ("100000",), "--clients": ("100000",)},
+    **{"--threads": ("1000",), "--clients": ("100000",)},
 }
 """Options -> values beyond a range that is not open."""
 
 ZERO = {
     *("--port", "--grace", "--seed", "--temperature", "--top-k", "--min-p", "--threshold"),
     *("--presence-penalty", "--frequency-penalty"),
-    *("bench sweep --depth", "convert --to coreml --taps", "coreml probe --layer"),
+    *("bench sweep --depth", "convert --taps", "coreml probe --layer"),
 }
 """Options that may be 0."""
 
@@ -52,9 +52,9 @@ def options() -> Iterator[tuple[str, str, list[str]]]:
             if parser_of(option) in TEXT or option.param_type_name == "argument":
                 continue
             required = [
-                other.opts[0] if getattr(other, "is_flag", False) else f"{other.opts[0]}=x"
+                other.opts[0] if getattr(other, "is_flag", False) else f"{other.opts[0]}=coreml"
                 for other in command.params
-                if other.required or option.name in command.needs.get(other.name, ())
+                if other.required
             ]
             word = option.opts[-1]
             yield f"{' '.join(name)} {word}", word, [*name, *required, f"{word}="]
@@ -76,7 +76,7 @@ def test_no_argument_has_a_type_without_a_range():
             if option.type_descriptor.annotation in (int, float, list[int], list[float])
             and parser_of(option) in TEXT
         ]
-        assert not bare, f"{name}: {bare}; use the parsers of cli/numbers.py"
+        assert not bare, f"{name}: {bare}; use the parsers of cli/declare.py"
 
 
 def test_a_numeric_option_that_is_no_finite_number_in_its_range_is_refused(

@@ -111,7 +111,7 @@ def test_set_system_is_the_command_system(session: Session):
     [
         *("/set temperature hot", "/set top-p 2", "/set heat 1", "/set heat", "/set drafter no"),
         *("/load", "/load /no/such/file", "/save /no/such/folder/file", "/save ~nobody/x"),
-        *("/clear now", "/foo", "/copy", "/regen", "/model nope", "/model /no/such.gguf"),
+        *("/clear now", "/foo", "/regen", "/model nope", "/model /no/such.gguf"),
         *("/set schema /no/file", "/set format xml"),
         *("/load \0", "/set think yes", "/set drafter mtp"),
     ],

@@ -2,19 +2,14 @@
 
 import json
 import math
-from dataclasses import replace
-from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline_lab.bench.record import Record, Row, Spread, parse_record
-from paceline_lab.report.charts import record_charts
-from paceline_lab.report.shapes import Chart, Curves, Dots
+from paceline_lab.report.charts import Chart, record_charts
 from support.results import BLOCKS, HEAD, RUN, SWEEP
-
-_Kind = TypeVar("_Kind", Dots, Curves)
 
 
 def charts(record: Record) -> dict[str, Chart]:
@@ -30,23 +25,14 @@ def charts(record: Record) -> dict[str, Chart]:
     return by_slug
 
 
-def the(kind: type[_Kind], chart: Chart) -> _Kind:
-    assert isinstance(chart, kind)
-    return chart
-
-
 def close(found: Spread | None, *expected: float) -> bool:
     return found is not None and [*found] == pytest.approx(expected)
 
 
-def test_a_run_has_speed_and_tau_by_kind_acceptance_and_time():
+def test_a_run_has_speed_and_tau_by_kind():
     found = charts(RUN)
-    assert [*found] == [
-        "ratio-by-kind",
-        "tokens_per_step-by-kind",
-        "acceptance-by-position",
-    ]
-    speed = the(Dots, found["ratio-by-kind"])
+    assert [*found] == ["ratio-by-kind", "tokens_per_step-by-kind"]
+    speed = found["ratio-by-kind"]
     assert speed.groups == ["all", "chat", "code"]
     assert [*speed.series] == ["x", "y"], "plain is what the others are measured by"
     # Medians of the rounds are 1.25 times the first; of several cases the geometric mean.
@@ -54,47 +40,30 @@ def test_a_run_has_speed_and_tau_by_kind_acceptance_and_time():
     assert close(chat, 1.25 * math.sqrt(1.25 * 2), 1.25 * 1.25, 1.25 * 2)
     assert close(whole, 1.25 * 10 ** (1 / 3), 1.25 * 1.25, 1.25 * 4)
     assert close(code, 5.0, 4.0, 6.0), "of one case its rounds"
-    assert (speed.line, speed.log) == (1.0, True)
-    tau = the(Dots, found["tokens_per_step-by-kind"])
+    assert speed.line == 1.0
+    tau = found["tokens_per_step-by-kind"]
     assert close(tau.series["y"][1], (0.625 + 1) / 2, 0.625, 1.0)
 
 
-def test_acceptance_is_charted_by_position_where_enough_was_drafted():
-    found = the(Curves, charts(RUN)["acceptance-by-position"])
-    assert [*found.series] == ["x", "y"]
-    points = found.series["x"]
-    assert [at for at, _ in points] == [1, 2, 3, 4]
-    assert [each.median for _, each in points] == [0.75, 0.5, 0.0, 0.0]
-    few = charts(replace(RUN, rows=RUN.rows[:3]))
-    assert [at for at, _ in the(Curves, few["acceptance-by-position"]).series["x"]] == [1, 2, 3]
-
-
-def test_a_sweep_has_curves():
+def test_a_sweep_is_charted_by_its_number():
     found = charts(SWEEP)
     assert [*found] == [
         "ratio-by-prompt_tokens",
         "tokens_per_step-by-prompt_tokens",
         "decode_tokens_per_second-by-prompt_tokens",
         "prefill_tokens_per_second-by-prompt_tokens",
-        "acceptance-by-position",
     ]
-    speed = the(Curves, found["ratio-by-prompt_tokens"])
-    assert [(at, *each) for at, each in speed.series["x"]] == [
-        (100, 2.5, 2.0, 3.0),
-        (800, 11.25, 9.0, 13.5),
-    ]
-    assert [*the(Curves, found["decode_tokens_per_second-by-prompt_tokens"]).series] == [
-        "plain",
-        "x",
-    ]
+    speed = found["ratio-by-prompt_tokens"]
+    assert speed.groups == ["100", "800"]
+    assert speed.series == {"x": [Spread(2.5, 2.0, 3.0), Spread(11.25, 9.0, 13.5)]}
+    assert [*found["decode_tokens_per_second-by-prompt_tokens"].series] == ["plain", "x"]
 
 
-def test_contenders_that_differ_in_their_block_alone_are_one_curve():
-    speed = the(Curves, charts(BLOCKS)["ratio-by-block"])
-    assert {name: [at for at, _ in points] for name, points in speed.series.items()} == {
-        "suffix, fixed": [2, 4, 8],
-        "suffix, kelly": [2, 4, 8],
-    }
+def test_contenders_that_differ_in_their_block_alone_are_one_series():
+    speed = charts(BLOCKS)["ratio-by-block"]
+    assert speed.groups == ["2", "4", "8"]
+    assert [*speed.series] == ["suffix, fixed", "suffix, kelly"]
+    assert all(map(all, speed.series.values()))
 
 
 NAMES = st.sampled_from(

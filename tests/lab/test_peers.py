@@ -94,20 +94,10 @@ def test_a_ratio_is_taken_within_its_round():
     assert found["fake, plain"].measures["ratio"] == [0.25, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("plain", "lookup", "same", "ours"),
-    [
-        ([(7, 8, 9)], [(7, 8, 9)], True, True),
-        ([(7, 8)], [(7, 8)], True, False),
-        ([(7, 8, 9)], [(7, 8, 9), (7, 8)], False, False),  # in one of two rounds
-    ],
-)
-def test_texts_are_compared_with_the_peers_own_and_with_ours(
-    plain: list[tuple[int, ...]], lookup: list[tuple[int, ...]], same: bool, ours: bool
-):
-    peer = Fake({"plain": [answered(*t) for t in plain], "lookup": [answered(*t) for t in lookup]})
-    facts = rows_of(peer, rounds=2)["fake, lookup"].facts
-    assert (facts["same_tokens"], facts["same_as_paceline"]) == (same, ours)
+@pytest.mark.parametrize(("lookup", "same"), [([(7, 8)], True), ([(7, 8), (7, 8, 9)], False)])
+def test_texts_are_compared_with_the_peers_own(lookup: list[tuple[int, ...]], same: bool):
+    peer = Fake({"plain": [answered(7, 8)], "lookup": [answered(*t) for t in lookup]})
+    assert rows_of(peer, rounds=2)["fake, lookup"].facts["same_tokens"] is same
 
 
 def test_an_answer_without_decoding_has_no_speed_and_is_no_obstacle():
@@ -120,24 +110,19 @@ def test_an_answer_without_decoding_has_no_speed_and_is_no_obstacle():
 
 
 def test_the_summary_counts_changed_texts_and_speed_over_the_peers_own_plain_decoding():
-    def rows(case: str, own: float, *, kept: bool, ours: bool) -> list[Row]:
-        facts = {"same_tokens": True, "same_as_paceline": True}
-        other = {"same_tokens": kept, "same_as_paceline": ours}
+    def rows(case: str, own: float, *, kept: bool) -> list[Row]:
+        facts, other = {"same_tokens": True}, {"same_tokens": kept}
         return [
             Row(case, "chat", "plain", {DECODE: [10.0]}, facts=facts),
             Row(case, "chat", "auto", {DECODE: [20.0], OWN: [2.0]}, facts=facts),
             Row(case, "chat", "x, lookup", {DECODE: [5.0], OWN: [own]}, facts=other),
         ]
 
-    found = [
-        *rows("a", 0.5, kept=True, ours=True),
-        *rows("b", 2, kept=True, ours=False),
-        *rows("c", 32, kept=False, ours=False),
-    ]
+    found = [*rows("a", 0.5, kept=True), *rows("b", 2, kept=True), *rows("c", 32, kept=False)]
     lookup = speeds(found)["contenders"]["x, lookup"]
     assert lookup["over_own_plain"] == pytest.approx((0.5 * 2 * 32) ** (1 / 3))
-    assert (lookup["texts_changed"], lookup["texts_of_paceline"]) == (1, 1)
-    assert lines_of(found)["x, lookup"] == ["x, lookup", "1 of 3", "1 of 3", "3.17"]
+    assert lookup["texts_changed"] == 1
+    assert lines_of(found)["x, lookup"] == ["x, lookup", "1 of 3", "3.17"]
     assert is_exact(found), "only paceline is held to it"
     assert not is_exact([replace(row, facts={"same_tokens": False}) for row in found])
 
@@ -196,7 +181,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Peer], None]:
 
 
 def bench(model: Model, suite: Path, peers: Sequence[str] = (), **options: Any) -> Report:
-    settings = {"suite": suite, "kinds": [], "rounds": 1, "max_tokens": 6, **options}
+    settings = {"suite": suite, "rounds": 1, "max_tokens": 6, **options}
     asked = {"peer": [*peers], "access": Access(), "measurement": MeasurementArguments(**settings)}
     return report_of(command, lambda *_: model, **asked)
 
@@ -209,7 +194,7 @@ def test_a_run_has_every_way_of_every_peer_on_every_prompt_in_every_round(
     report = bench(model, suite_file, rounds=2)
     record = parse_record(json.loads(json.dumps(report.value)), "it")
     assert record.contenders == ["plain", "auto", "fake, plain", "fake, lookup"]
-    assert record.cases == ["one", "three", "two"], "kind by kind"
+    assert record.cases == ["one", "two", "three"]
     assert all(len(row.measures["ratio"]) == 2 for row in record.rows)
     found = record.summary["speeds"]["contenders"]
     assert [found[name]["texts_changed"] for name in record.contenders] == [0, 0, 0, 3]

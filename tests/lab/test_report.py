@@ -92,8 +92,8 @@ def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path
 
 
 def test_the_page_is_whole_in_itself(results: Sequence[Path], tmp_path: Path):
-    write_report(results, tmp_path / "page.html")
-    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    write_report(results, tmp_path / "out")
+    page = Page((tmp_path / "out/index.html").read_text(encoding="utf-8"))
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object"})
     pictures = page.all("img")
     for attributes in pictures:
@@ -118,8 +118,8 @@ def test_what_comes_from_a_result_is_text(tmp_path: Path):
     name = "<script>alert('x')</script> & \"co\""
     rows = [replace(row, case=name, kind=name, contender=name) for row in RUN.rows[:1]]
     (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows, command=name).as_dict()))
-    write_report([tmp_path / "x.json"], tmp_path / "page.html")
-    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    write_report([tmp_path / "x.json"], tmp_path / "out")
+    page = Page((tmp_path / "out/index.html").read_text(encoding="utf-8"))
     assert not page.all("script")
     assert page.text.count(name) >= 2
 
@@ -132,15 +132,10 @@ def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
     assert all(path.parent == tmp_path / "out" for path in written)
 
 
-def test_results_of_one_name_get_different_file_names(tmp_path: Path):
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "x.json").write_bytes(json_file(RUN.as_dict()))
-    paths = [tmp_path / "a" / "x.json", tmp_path / "b" / "x.json"]
-    names = {path.name for path in write_report(paths, tmp_path / "out")}
-    assert {"x-ratio-by-kind.png", "x-2-ratio-by-kind.png"} < names
-    with pytest.raises(InvalidRequest, match="named twice"):
-        write_report([paths[0], paths[0]], tmp_path / "out")
+def test_results_of_one_name_are_refused(tmp_path: Path):
+    (tmp_path / "x.json").write_bytes(json_file(RUN.as_dict()))
+    with pytest.raises(InvalidRequest, match="the same name"):
+        write_report([tmp_path / "x.json"] * 2, tmp_path / "out")
 
 
 def test_without_matplotlib_it_is_said_what_to_install(
@@ -163,7 +158,7 @@ def test_an_output_that_cannot_be_written_is_one_line(
     results: Sequence[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "file").write_text("")
-    for output in (tmp_path / "file", tmp_path / "none" / "x.html"):
+    for output in (tmp_path / "file", tmp_path / "file" / "x"):
         assert main(["bench", "report", str(results[-2]), "--output", str(output)]) == 2
         assert capsys.readouterr().err.startswith(f"paceline: cannot write {output}")
 

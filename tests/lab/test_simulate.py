@@ -9,15 +9,16 @@ from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.text import TextPiece
+from paceline.decoding.types import Drafter, Policy
 from paceline.drafters import DrafterResources, RequestContext, create
 from paceline.options import Options
 from paceline.runtime.request import check as check_options
+from paceline_lab.simulate import replay
 from paceline_lab.simulate.replay import (
     Recording,
     SimulatedStep,
     Simulation,
     simulate,
-    steps,
 )
 from support.drafters import write_toy_table
 from support.driver import CHEAP, POLICIES, answer, generation
@@ -36,6 +37,13 @@ def one(
 
 def text(prompt: Sequence[int], answer: Sequence[int], max_tokens: int | None = None) -> Recording:
     return Recording("one", "any", prompt, answer, max_tokens)
+
+
+def steps(
+    recording: Recording, drafters: Sequence[Drafter], policy: Policy, cost: CostTable
+) -> list[SimulatedStep]:
+    generation = replay._generation(recording, drafters, policy)
+    return [step for _, step in replay._steps(generation, recording, replay._CallCosts(cost))]
 
 
 def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[SimulatedStep]:
@@ -84,7 +92,7 @@ def test_the_steps_are_those_of_a_real_generation(
             policy=POLICIES[name](block),
         )
     )
-    simulated = list(steps(text(prompt, whole), create(spec, shared), POLICIES[name](block), CHEAP))
+    simulated = steps(text(prompt, whole), create(spec, shared), POLICIES[name](block), CHEAP)
     assert simulated == taken
     assert drafter == "none" or any(each.step.accepted for each in taken)
 

@@ -23,8 +23,8 @@ def bench(
     model: Model, suite: Path, *, load: Callable[..., Model] | None = None, **options: Any
 ) -> Report:
     """`suffix` in fixed blocks against plain decoding, one round; `options` replace that."""
-    measured = {"suite": suite, "kinds": [], "rounds": 1, "max_tokens": 24}
-    for name in options.keys() & {*measured, "per_kind", "output"}:
+    measured = {"suite": suite, "rounds": 1, "max_tokens": 24}
+    for name in options.keys() & {*measured, "limit", "output"}:
         measured[name] = options.pop(name)
     settings = {"drafter": ["suffix"], "policy": "fixed", **options}
     measurement = MeasurementArguments(**measured)

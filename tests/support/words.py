@@ -16,9 +16,8 @@ def commands(
     command = command or get_command(app)
     if not isinstance(command, TyperGroup):
         yield name, command
-        for choice in getattr(command, "forms", dict)():
-            words = choice.split() if " " in choice else []  # without: a required option's name
-            yield (*name, *words), command.form(choice)
+        for choice in getattr(command, "forms", ()):
+            yield name, command.form(choice)
         return
     for word in command.list_commands(None):  # type: ignore[arg-type]
         yield from commands(command.get_command(None, word), (*name, word))  # type: ignore[arg-type]

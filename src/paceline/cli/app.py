@@ -26,8 +26,8 @@ from paceline.storage.text import visible
 from paceline.system.machine import BROKEN_PIPE_EXIT, direct_hosts
 
 COMMANDS = (
-    *("pull", "models", "convert", "generate", "chat", "serve", "launch", "batch", "bench"),
-    *("verify", "plan", "show", "ps", "rm", "forget"),
+    *("pull", "models", "generate", "chat", "serve", "launch", "batch", "bench", "verify"),
+    *("plan", "show", "ps", "rm", "forget"),
 )
 """Each is the module of the same name in this folder; other packages add more."""
 
@@ -40,10 +40,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 class Commands(Group):
     """Imports a command's module when the command is looked up."""
 
-    def prefix(self) -> str:
-        """Names of entry points begin with nothing that add a command here."""
-        return ""
-
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of the help."""
         return [*dict.fromkeys((*COMMANDS, *super().list_commands(ctx)))]
@@ -51,7 +47,8 @@ class Commands(Group):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        command = get_command(import_module(f"paceline.cli.{cmd_name}").app)
+        module = import_module(f"paceline.cli.{cmd_name}")
+        command = get_command(getattr(module, cmd_name, module).app)
         command.name = cmd_name
         return command
 
@@ -184,6 +181,8 @@ def _usage_error(error: typer.TyperException) -> tuple[str, str]:
         hint = did_you_mean(error.option_name, error.possibilities or ())
         if path == "paceline" and not hint:
             hint = "options follow a command, as in paceline generate -m NAME 'Hello'; "
+        elif path == "paceline generate" and not hint:
+            hint = "a prompt that begins with a dash follows --, as in paceline generate -- '-5'; "
         message = message.partition(" (")[0].replace("No such option:", "no option is called")
     elif "extra argument" in message and path in ("paceline generate", "paceline chat"):
         hint = "a prompt is one argument, in quotes, of paceline generate; "

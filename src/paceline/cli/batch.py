@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from paceline.cli import declare, numbers
+from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers
 from paceline.cli.console import check_writable, print_value, progress_of, read_text, say
-from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.cli.options import ModelOptions, Output, command
 from paceline.errors import InvalidRequest
-from paceline.options import Options
+from paceline.options import Options, Whole
 
 if TYPE_CHECKING:
     from paceline.cli.response_file import ResponseFile
     from paceline.models import Progress
     from paceline.server.offline import Line, Offline
     from paceline.server.ray_offline import RayOffline
-
-app = group()
 
 _MAX_NAMED = 20  # faulty lines that an error names
 _CHECKED = 64  # lines, before progress is shown
@@ -44,13 +42,11 @@ class Defaults:
 
 
 @command(
-    app,
     first=("model", "output_file", "max_tokens", "temperature", "skip_errors", "json", "quiet"),
     examples=(
         "paceline batch prompts.jsonl -o answers.jsonl  # the same command continues",
         "paceline batch words.csv --template 'Translate {word} into French.' -o french.jsonl",
     ),
-    needs={"ray": ("cpus",)},
 )
 def batch(
     *,
@@ -76,7 +72,7 @@ def batch(
         list[str] | None, Option(help="another name of the model in requests; may be repeated")
     ] = None,
     parallel: Annotated[
-        int, Option(parser=numbers.PARALLEL, help="requests that share forward passes in llamacpp")
+        int, Option(parser=Whole(1, 32), help="requests that share forward passes in llamacpp")
     ] = 1,
     ray: Annotated[
         str | None,

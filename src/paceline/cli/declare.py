@@ -1,6 +1,14 @@
-"""How options are declared: those of an answer, from `paceline.options`, and common kinds."""
+"""How options are declared: those of an answer, from `paceline.options`, and common kinds.
 
+Every parser raises ValueError. Invariant: every number is checked where the command line is read,
+so that no command gets one that is not finite or is out of its range: `int` and `float` without a
+parser are not used as the type of an option.
+"""
+
+import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
@@ -8,10 +16,54 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from paceline.cli import complete, numbers
-from paceline.options import OPTIONS, Range
+from paceline.cli import complete
+from paceline.options import BIAS, BIAS_TOKEN, OPTIONS, Range, Real, Whole, shown
+from paceline.system.machine import cpu_cores
 
-count = partial(Option, parser=numbers.COUNT)
+
+@dataclass(frozen=True, slots=True)
+class WholeOr:
+    """A whole number from `min_value` to `max_value`, or a word for a value."""
+
+    min_value: int
+    word: str
+    meaning: str
+    value: int | str | None
+    max_value: int | None = None
+
+    def __call__(self, text: str) -> Any:
+        if text == self.word:
+            return self.value
+        try:
+            return Whole(self.min_value, self.max_value)(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, nor {self.meaning}") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """Token id and bias of TOKEN=BIAS."""
+    token, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{shown(text)} is not TOKEN=BIAS, as in 42=-5")
+    return BIAS_TOKEN(token), BIAS(value)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    with suppress(ValueError, RecursionError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise ValueError(f"{shown(text)} is not a JSON object")
+
+
+COUNT = Whole(1, 2**31 - 1)
+GIGABYTES = Real(0, 1e6, open=True)
+SECONDS = Real(0, 365 * 24 * 3600)
+TIMEOUT = Real(0, SECONDS.max_value, open=True)
+_CPUS = cpu_cores()
+THREADS = WholeOr(1, "auto", f"auto; there are {_CPUS} CPUs", None, _CPUS)
+_LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
+
+count = partial(Option, parser=COUNT)
 file = partial(Option, parser=Path, metavar="FILE")
 folder = partial(Option, parser=Path, metavar="FOLDER")
 several = partial(Option, default_factory=list, show_default=False)
@@ -21,12 +73,12 @@ MAX_TOKENS = 2048
 """Maximum tokens of an answer of `generate` and `chat` without --max-tokens."""
 
 _WRITTEN: dict[str, tuple[Any, Any]] = {
-    "max_tokens": (int | None, numbers.LIMIT),
+    "max_tokens": (int | None, _LIMIT),
     "repetition_detection": (bool | None, None),
     "stop": (list[str] | None, None),
     "json_schema": (str | None, None),
-    "logit_bias": (list[Any] | None, numbers.bias),
-    "template_kwargs": (dict[str, Any] | None, numbers.json_object),
+    "logit_bias": (list[Any] | None, _bias),
+    "template_kwargs": (dict[str, Any] | None, json_object),
 }
 """Option -> its type and parser, where the command line has others."""
 

@@ -5,13 +5,11 @@ from typing import Annotated, Any
 from typer import Option
 
 from paceline.cli.console import print_value
-from paceline.cli.options import Output, command, group
+from paceline.cli.options import Output, command
 from paceline.errors import InvalidRequest
 
-app = group()
 
-
-@command(app, examples=("paceline forget --dry-run", "paceline forget"))
+@command(examples=("paceline forget --dry-run", "paceline forget"))
 def forget(
     *,
     model: Annotated[
@@ -29,7 +27,7 @@ def forget(
     from paceline.cli.chat.history import history_file
     from paceline.runtime.drafting import all_learnt
     from paceline.runtime.kept import all_kept
-    from paceline.storage.files import megabytes, remove
+    from paceline.storage.files import megabytes, remove, size_of
 
     stored = {"answers": all_kept(), "what was learnt": all_learnt()}
     known = {one.model for of_models in stored.values() for one in of_models}
@@ -48,9 +46,9 @@ def forget(
             values[what].append({"model": one.model, "folder": str(place), "bytes": size})
             if not dry_run:
                 one.remove()
-    typed, history_bytes = history_file(), 0
-    if model is None and typed.is_file():
-        history_bytes = typed.stat().st_size
+    typed, history_bytes = history_file().parent, 0
+    if model is None and typed.is_dir():
+        history_bytes = size_of(typed)
         lines.append(f"{done}: messages typed in chat, {megabytes(history_bytes)}")
         if not dry_run:
             remove(typed)

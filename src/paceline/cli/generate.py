@@ -2,24 +2,21 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, step_printer
 from paceline.cli.console import STDIN, as_unicode, json_text, piped_text, read_stdin, read_text
-from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.cli.options import ModelOptions, Output, command
 from paceline.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
 
-app = group()
-
 
 @command(
-    app,
     first=(
         *("model", "max_tokens", "temperature", "system", "file", "json_schema", "stats", "json"),
         "quiet",
@@ -28,7 +25,6 @@ app = group()
         'paceline generate "Write a haiku about rain."',
         'git diff | paceline generate "Write a commit message." -n 60',
     ),
-    bars={"raw": ("system",), "json": ("tint",), "quiet": ("stats",)},
 )
 def generate(
     *,
@@ -66,14 +62,10 @@ def generate(
     text = text if raw else text.rstrip("\n")  # `echo Hello |` is "Hello", as in a chat
     if not (raw or text.strip()):
         raise InvalidRequest("the prompt is empty; expected some text")
-    messages: Any = text
-    if (system := answer.system) is not None:
-        messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": text},
-        ]
     expected = None if prediction is None else read_text(prediction, quiet=output.quiet)
     options = answer.options(raw=raw)
+    if answer.system is not None:
+        options["system"] = answer.system
     if expected is not None:
         options["prediction"] = [0]  # its tokens, once there is a tokenizer
     request = check(options)  # before the model is looked for
@@ -81,14 +73,14 @@ def generate(
 
     def encode(files: "ModelFiles") -> None:
         """Raise the errors that the prompt would cause once the model is open."""
-        tokens, rendered = encode_prompt(files, messages, request)
+        tokens, rendered = encode_prompt(files, text, request)
         check_room(len(tokens), files.context_length)
         encoded.append(EncodedPrompt(tokens, rendered.thoughts))
 
     loaded = load_for_answers(model, answer, output, encode)
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer.encode(expected)
-    with loaded.stream(next(iter(encoded), messages), **options) as stream:
+    with loaded.stream(next(iter(encoded), text), **options) as stream:
         show = step_printer(answer, output, stream)
         for step in stream:
             show(step)

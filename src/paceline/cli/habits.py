@@ -4,9 +4,13 @@ A test compares `habits.json` with the tables of docs/coming-from.md.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
+
+_ABOVE_2 = re.compile(r"[3-9]|[1-9][0-9]+")
 
 
 @cache
@@ -33,3 +37,21 @@ def followed(word: str, names: Collection[str], fail: Callable[[str], object]) -
     if option not in names and (answer := habits("answers").get(option, elsewhere)):
         fail(f"no option is called {option}; {answer}")
     return word
+
+
+def with_habits(
+    words: Sequence[str], options: Mapping[str, bool], fail: Callable[[str], object]
+) -> list[str]:
+    """Return a command's words, with those before -- as `followed` returns them.
+
+    `options` are those of the command, and whether a value follows. `fail` gets an answer for a
+    value that is missing, or would be a number in another program alone.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    ours = [followed(word, options, fail) for word in words[:end]]
+    for option, value in zip_longest(ours, ours[1:]):
+        if options.get(option) and (value is None or value in options):
+            fail(f"argument {option}: expected a value{f' before {value}' * bool(value)}")
+        if (answer := habits("numbers").get(option)) and _ABOVE_2.fullmatch(value):
+            fail(f"argument {option}: {answer}")
+    return [*ours, *words[end:]]

@@ -19,12 +19,10 @@ from typing import Annotated, Literal, NamedTuple
 from typer import Argument, Option
 
 from paceline.cli.console import print_value, progress_of, say
-from paceline.cli.options import ModelName, Output, command, group
+from paceline.cli.options import ModelName, Output, command
 from paceline.cli.servers import key_for, registered_urls, served
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.system.machine import direct_hosts
-
-app = group()
 
 _SERVE = ("--prompt-cache", "10")
 """GB of prompts on disk: 20,000 tokens of a model with 4B parameters have 3."""
@@ -110,12 +108,10 @@ the default model's tokenizer: Claude Code 2.1.197, Codex 0.171.0, opencode 1.18
 
 
 @command(
-    app,
     examples=(
         "paceline launch claude -m qwen3-4b",
         'paceline launch codex -m qwen3-4b -- exec "Write tests for app.py"',
     ),
-    needs={"show": ("json",)},
 )
 def launch(
     *,

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Option
 
 from paceline.cli.console import json_text, print_table, print_value, progress_of
-from paceline.cli.options import Output, command, default_model, group
+from paceline.cli.options import Output, command, default_model
 from paceline.errors import ModelError
 
 if TYPE_CHECKING:
     from paceline.drafters import HeadFacts
     from paceline.models import Listed
 
-app = group()
 
 _FITS = {True: "yes", False: "no", None: ""}
 
 
-@command(app, examples=("paceline models", "paceline models --check"))
+@command(examples=("paceline models", "paceline models --check"))
 def models(
     *,
     check: Annotated[bool, Option("--check", help="compare every file's checksum")] = False,

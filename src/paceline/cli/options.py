@@ -7,8 +7,7 @@ are in one place. A dataclass parameter is an option for each of its fields.
 import inspect
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter
@@ -18,19 +17,15 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option, Typer
 from typer.core import TyperCommand, TyperOption
 
-from paceline.cli import complete, declare, numbers
+from paceline.cli import complete, declare
 from paceline.cli.groups import Group
-from paceline.cli.habits import followed, habits
+from paceline.cli.habits import with_habits
 from paceline.errors import InvalidRequest
 from paceline.options import Options, Whole
 from paceline.storage.text import decode
 from paceline.system.machine import NO_FOLDER
 
 MODEL_VARIABLE = "PACELINE_MODEL"  # names the default model
-
-_ABOVE_2 = re.compile(r"[3-9]|[1-9][0-9]+")
-_ARGUMENT = re.compile(r"[^-]|-?\Z|-\d+\Z|-\d*\.\d+\Z|[^=]* ")
-"""A text without a dash, a dash alone, a negative number, or a space outside an option's value."""
 
 
 def default_model() -> str:
@@ -84,18 +79,20 @@ def group(about: str | None = None) -> Typer:
 
 
 def command(
-    app: Typer, name: str | None = None, *, kind: "type[Command] | None" = None, **more: Any
+    app: Typer | None = None, *, kind: "type[Command] | None" = None, **more: Any
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator: add a function to `app` as a command; a dataclass parameter becomes options.
+    """Decorator: make a function a command; a dataclass parameter becomes options.
 
-    `kind` is its class, and `more` are attributes of it. --help shows the options `first`, by
-    parameter, and --help-all all; without `first` both do. `examples` are command lines for --help,
-    each with a comment after #. `needs` and `bars` have, by parameter, the options that have no
-    effect without it, and beside it.
+    The command is added to `app`, by default to a new one, which becomes the function's attribute
+    `app`. `kind` is its class, and `more` are attributes of it. --help shows the options `first`,
+    by parameter, and --help-all all; without `first` both do. `examples` are command lines for
+    --help, each with a comment after #.
     """
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
-        app.command(name, cls=type("Command", (kind or Command,), more))(_flat(function))
+        own = app or group()
+        own.command(cls=type("Command", (kind or Command,), more))(_flat(function))
+        function.app = own  # type: ignore[attr-defined]
         return function
 
     return add
@@ -140,28 +137,26 @@ def _parameters(field: Any) -> Iterable[Parameter]:
 
 
 class Command(TyperCommand):
-    """A command that accepts four forms more than typer does.
+    """A command that knows options of other programs (`habits.py`), and has a short help.
 
-    `--data A B` is `--data A --data B` where the metavar ends with an ellipsis. A negative number,
-    or text with a space in it, is an argument even if it begins with a dash. A command with --model
-    and no arguments takes the model by its place. Options of other programs are in `habits.py`.
+    A command with --model and no arguments takes the model by its place.
     """
 
     first: Sequence[str] = ()
     examples: Sequence[str] = ()
-    needs: Mapping[str, Collection[str]] = {}
-    bars: Mapping[str, Collection[str]] = {}
     _shows_all = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        left = super().parse_args(ctx, args if ctx.resilient_parsing else [*self._plain(ctx, args)])
-        words = {option.name: option.opts[-1] for option in self.get_params(ctx)}
-        typed = (name for name in words if "COMMANDLINE" in str(ctx.get_parameter_source(name)))
-        names = {*typed}
-        for how, rules in (("without", self.needs), ("with", self.bars)):
-            for other, without_effect in rules.items():
-                if (other in names) == (how == "with") and (useless := names & {*without_effect}):
-                    ctx.fail(f"argument {words[min(useless)]}: has no effect {how} {words[other]}")
+        if "--help-all" in args:
+            self._shows_all, args = True, ["--help"]
+        if not ctx.resilient_parsing:
+            args = with_habits(args, self._options(ctx), ctx.fail)
+        ctx.allow_extra_args = takes_model = self._takes_model(ctx)
+        left = super().parse_args(ctx, args)
+        if takes_model and left:
+            ctx.params["model"], *left = left
+            if left:
+                ctx.fail(f"Got unexpected extra argument(s) ({' '.join(left)})")
         return left
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -189,44 +184,14 @@ class Command(TyperCommand):
                 for example in self.examples:
                     formatter.write(f"{' ' * formatter.current_indent}{example}\n")
 
-    def _plain(self, ctx: Any, words: list[str]) -> Iterator[str]:
-        """Yield the options and their values, then `--` and all arguments."""
-        options = [one for one in self.get_params(ctx) if isinstance(one, TyperOption)]
-        names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
-        taking = {name: one for one in options if not one.is_flag for name in one.opts}
-        left, arguments, last = deque(words), list[str](), ""
-        model_missing = self._takes_model(ctx)
-        while left:
-            word = followed(left.popleft(), names, ctx.fail)
-            if word == "--":
-                arguments += left
-                break
-            if word == "--help-all":
-                self._shows_all = True
-                print(self.get_help(ctx))
-                ctx.exit()
-            if _ARGUMENT.match(word):
-                if last in taking and (taking[last].metavar or "").endswith("..."):
-                    yield from (last, word)
-                elif model_missing:
-                    model_missing = False
-                    yield from ("--model", word)
-                else:
-                    arguments.append(word)
-                continue
-            last, *value = _parts(word, taking, ctx.fail)
-            yield last
-            if last in taking:
-                left.extendleft(value)
-                following = left[0].partition("=")[0] if left else ""
-                if not left or following in names:
-                    before = f" before {following}" * bool(left)
-                    ctx.fail(f"argument {last}: expected a value{before}")
-                if (answer := habits("numbers").get(last)) and _ABOVE_2.fullmatch(left[0]):
-                    ctx.fail(f"argument {last}: {answer}")
-                yield left.popleft()
-        if arguments:
-            yield from ("--", *arguments)
+    def _options(self, ctx: Any) -> dict[str, bool]:
+        """Return option -> whether a value follows it."""
+        return {
+            name: not one.is_flag
+            for one in self.get_params(ctx)
+            if isinstance(one, TyperOption)
+            for name in (*one.opts, *one.secondary_opts)
+        }
 
     def _takes_model(self, ctx: Any) -> bool:
         """Return whether the command takes a model by its place."""
@@ -236,16 +201,6 @@ class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the line that shows how the command is used."""
         return [*super().collect_usage_pieces(ctx), *["[model]"] * self._takes_model(ctx)]
-
-
-def _parts(word: str, taking: Collection[str], fail: Callable[[str], object]) -> list[str]:
-    """Return an option, or a letter and its value, as in -n200 and -n=200, but not in -st."""
-    letter, value = word[:2], word[2:]
-    if letter == "--" or not value:
-        return [word]
-    if letter not in taking or value[0] not in "=-.0123456789":
-        fail(f"no option is called {word.partition('=')[0]}")
-    return [letter, value.removeprefix("=")]
 
 
 Quiet = Annotated[bool, Option("-q", "--quiet", help="only the result: no progress, no notes")]
@@ -302,11 +257,11 @@ class ModelOptions:
     ] = 2
     cache_tokens: Annotated[
         int | None,
-        _model(parser=numbers.COUNT, help="KV cache, in tokens; default: one context, for serve 4"),
+        _model(parser=declare.COUNT, help="KV cache, in tokens; default: one context, for serve 4"),
     ] = None
     threads: Annotated[
         int | None,
-        _model(parser=numbers.THREADS, help="CPU threads: auto, or at most one per CPU"),
+        _model(parser=declare.THREADS, help="CPU threads: auto, or at most one per CPU"),
     ] = None
     device: Annotated[
         str, _model(help="for GGUF files: auto, cpu, gpu, or a device that `paceline plan` names")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli.console import check_writable, load_model, print_report
-from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
+from paceline.cli.options import ModelOptions, Output, ResultFile, command
 from paceline.storage.report import Report, Table
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from paceline.engines.exact import Compared
     from paceline.runtime.model import Model
 
-app = group()
 
 _CHANCES = (0.3, 0.5, 0.7, 0.9, 1.0)
 """Probabilities that a draft token is accepted after those before it were."""
@@ -25,7 +24,6 @@ _LONG = 4096
 
 
 @command(
-    app,
     first=("model", "engine", "measure", "everything", "result", "json", "quiet"),
     examples=("paceline plan", "paceline plan -m qwen3-0.6b --measure"),
 )

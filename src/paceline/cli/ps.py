@@ -5,16 +5,14 @@ from typing import Annotated
 from typer import Option
 
 from paceline.cli.console import print_table, print_value, say
-from paceline.cli.options import Output, command, group
+from paceline.cli.options import Output, command
 from paceline.cli.servers import registered_urls, served
-
-app = group()
 
 _DEFAULT = "http://127.0.0.1:8000/v1"
 """Where `serve` listens unless told otherwise: one that another user or a service has started."""
 
 
-@command(app, examples=("paceline ps", "paceline ps --url http://127.0.0.1:9000/v1"))
+@command(examples=("paceline ps", "paceline ps --url http://127.0.0.1:9000/v1"))
 def ps(
     *,
     url: Annotated[

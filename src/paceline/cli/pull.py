@@ -5,14 +5,10 @@ from typing import Annotated
 from typer import Option
 
 from paceline.cli.console import obey_offline, print_value, progress_of
-from paceline.cli.options import ModelArgument, Offline, Output, Revision, command, group
-
-app = group()
+from paceline.cli.options import ModelArgument, Offline, Output, Revision, command
 
 
-@command(
-    app, examples=("paceline pull qwen3-0.6b", "paceline pull Qwen/Qwen3-8B-GGUF:Q4_K_M --drafter")
-)
+@command(examples=("paceline pull qwen3-0.6b", "paceline pull Qwen/Qwen3-8B-GGUF:Q4_K_M --drafter"))
 def pull(
     *,
     model: ModelArgument,

@@ -6,12 +6,10 @@ from typer import Argument, Option
 
 from paceline.cli import complete
 from paceline.cli.console import print_value
-from paceline.cli.options import Output, command, group
-
-app = group()
+from paceline.cli.options import Output, command
 
 
-@command(app, examples=("paceline rm qwen3-0.6b", "paceline rm qwen3-0.6b --dry-run"))
+@command(examples=("paceline rm qwen3-0.6b", "paceline rm qwen3-0.6b --dry-run"))
 def rm(
     *,
     model: Annotated[

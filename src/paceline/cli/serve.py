@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from paceline.cli import declare, numbers
+from paceline.cli import declare
 from paceline.cli.console import check_kept, load_model, obey_offline, say
-from paceline.cli.options import GenerationConfig, ModelOptions, Output, Quiet, command, group
-from paceline.errors import PacelineError
+from paceline.cli.options import GenerationConfig, ModelOptions, Output, Quiet, command
+from paceline.errors import InvalidRequest, PacelineError
+from paceline.options import Whole
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
     from paceline.server.settings import Settings
 
-app = group()
 
 _access = partial(Option, rich_help_panel="Access")
 _load = partial(Option, rich_help_panel="Load")
@@ -41,7 +41,7 @@ class ServerArguments:
     host: Annotated[str, _access(help="address; one that others can reach needs --api-key")] = (
         "127.0.0.1"
     )
-    port: Annotated[int, _access(parser=numbers.PORT, help="0 takes a free one")] = 8000
+    port: Annotated[int, _access(parser=Whole(0, 2**16 - 1), help="0 takes a free one")] = 8000
     api_key: Annotated[
         list[str] | None,
         _access(help="a key that requests must send; may be repeated; default: $PACELINE_API_KEY"),
@@ -68,27 +68,27 @@ class ServerArguments:
     alias: Annotated[
         list[str] | None, Option(help="another name of the model; may be repeated")
     ] = None
-    queue: Annotated[int, _load(parser=numbers.COUNT, help="requests that may wait")] = 256
-    at_once: Annotated[int, _load(parser=numbers.COUNT, help="requests that run at once")] = 64
+    queue: Annotated[int, _load(parser=declare.COUNT, help="requests that may wait")] = 256
+    at_once: Annotated[int, _load(parser=declare.COUNT, help="requests that run at once")] = 64
     connections: Annotated[
         int | None,
         _load(
-            parser=numbers.COUNT,
+            parser=declare.COUNT,
             help="connections at a time, as far as the limit on open files allows; "
             "default: 1024 more than may run and wait",
         ),
     ] = None
     timeout: Annotated[
         float | None,
-        _load(parser=numbers.TIMEOUT, help="maximum seconds of a request, waiting included"),
+        _load(parser=declare.TIMEOUT, help="maximum seconds of a request, waiting included"),
     ] = None
     grace: Annotated[
-        float, _load(parser=numbers.SECONDS, help="seconds that requests may still run at shutdown")
+        float, _load(parser=declare.SECONDS, help="seconds that requests may still run at shutdown")
     ] = 30.0
     prompt_cache: Annotated[
         float | None,
         _load(
-            parser=numbers.GIGABYTES,
+            parser=declare.GIGABYTES,
             metavar="GB",
             help="keep the KV of prompts on disk, at most so much; default: in memory alone",
         ),
@@ -96,7 +96,7 @@ class ServerArguments:
     parallel: Annotated[
         int,
         _load(
-            parser=numbers.PARALLEL,
+            parser=Whole(1, 32),
             help="requests that share calls in the engine llamacpp: 1 for one person or agent, "
             "more for many clients",
         ),
@@ -153,14 +153,11 @@ class ServerArguments:
 
 
 @command(
-    app,
     first=("model", "every", "host", "port", "api_key", "name", "quiet"),
     examples=(
         "paceline serve -m qwen3-0.6b  # http://127.0.0.1:8000/v1, and a page to chat",
         "paceline serve --all  # every model here, loaded when a request names it",
     ),
-    needs={"every": ("loaded", "memory", "idle")},
-    bars={"every": ("revision", "engine", "name", "alias")},
 )
 def serve(
     *,
@@ -168,18 +165,18 @@ def serve(
     every: Annotated[
         bool, _all("--all", help="every model that is here, loaded when a request names it")
     ] = False,
-    loaded: Annotated[int, _all(parser=numbers.COUNT, help="models that are loaded at once")] = 1,
+    loaded: Annotated[int, _all(parser=declare.COUNT, help="models that are loaded at once")] = 1,
     memory: Annotated[
         float | None,
         _all(
-            parser=numbers.memory,
+            parser=declare.GIGABYTES,
             metavar="GB",
             help="maximum memory of the loaded models, as estimated; default: the machine's",
         ),
     ] = None,
     idle: Annotated[
         float | None,
-        _all(parser=numbers.TIMEOUT, metavar="SECONDS", help="unload a model after this time"),
+        _all(parser=declare.TIMEOUT, metavar="SECONDS", help="unload a model after this time"),
     ] = None,
     until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
     model: ModelOptions,
@@ -191,7 +188,11 @@ def serve(
     check({"drafter": server.drafter, "policy": server.policy, "max_block": server.max_block})
     check_kept([server.drafter], keep=server.keep)
     settings = server.settings(behind_router=until_input_ends)
+    if not every and (loaded, memory, idle) != (1, None, None):
+        raise InvalidRequest("--loaded, --memory and --idle need --all; add it, or remove them")
     if every:
+        if server.name or server.alias or model.revision or model.engine != "auto":
+            raise InvalidRequest("--name, --alias, --revision and --engine are not for --all")
         from paceline.server.router.pool import Limits
         from paceline.server.router.run import serve_all
         from paceline.system.machine import memory_bytes

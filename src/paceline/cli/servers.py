@@ -19,18 +19,18 @@ _Client = TypeVar("_Client")
 
 _FOLDER = "serving"  # of the cache
 _URL = re.compile(r" at (http\S+/v1)")
-_SECONDS = 5.0
+_TIMEOUTS = {"timeout": 30.0, "connect": 5.0}  # seconds; a busy server lists models late
 
 
 def served(url: str, key: str | None = None) -> list[dict[str, Any]]:
-    """Return name, state, context and URL of each model; none where no server listens.
+    """Return name, state, context, URL and owner of each model; none where no server listens.
 
     Raises PacelineError for one that does not answer as servers do.
     """
     import httpx
 
     headers = key_headers(key_for(url, key))
-    client = http_client(httpx.Client, url, timeout=_SECONDS, headers=headers)
+    client = http_client(httpx.Client, url, timeout=httpx.Timeout(**_TIMEOUTS), headers=headers)
     try:
         with client:
             reply = client.get(f"{url.rstrip('/')}/models")
@@ -44,15 +44,18 @@ def served(url: str, key: str | None = None) -> list[dict[str, Any]]:
                     "state": entry.get("status", {}).get("value", "loaded"),
                     "url": url,
                     "context": entry.get("max_model_len"),
-                    **{name: entry.get(name, "") for name in ("device", "drafter")},
+                    **{name: entry.get(name, "") for name in ("device", "drafter", "owned_by")},
                 }
                 for entry in entries
             ]
     except httpx.ConnectError:
         return []
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, AttributeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise PacelineError(f"{url} does not list models: {reason}") from error
+    except Exception as error:  # anything may listen there
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise PacelineError(
+            f"{url} does not list models: {reason}; expected a base URL, such as "
+            "http://127.0.0.1:8000/v1"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -4,15 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.console import obey_offline, print_value
 from paceline.cli.models import exactness_text, heads, measured
-from paceline.cli.options import ModelArgument, Output, command, group
+from paceline.cli.options import ModelArgument, Output, command
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
 
-app = group()
 
-
-@command(app, examples=("paceline show", "paceline show qwen3-0.6b --json"))
+@command(examples=("paceline show", "paceline show qwen3-0.6b --json"))
 def show(*, model: ModelArgument, output: Output) -> int:
     """Show a model's context, template, special tokens, settings and drafters.
 

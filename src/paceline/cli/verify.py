@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from functools import partial
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, print_report, progress_of
-from paceline.cli.forms import WithForms
+from paceline.cli.groups import load_command
 from paceline.cli.options import (
+    Command,
     MaxTokens,
     ModelOptions,
     Output,
     ResultFile,
     Suite,
     command,
-    group,
 )
 from paceline.storage.report import Report
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from paceline.runtime.model import Model
     from paceline.verify.checks import Verdict
 
-app = group()
 
 _QUICK_ROWS_SECONDS = 20.0
 _QUICK_SECONDS = 45.0
@@ -36,10 +35,22 @@ _QUICK_SECONDS = 45.0
 of rows, and of answers. The last one that was begun comes on top: a minute in all."""
 
 
+class Verify(Command):
+    """The command; with --url it is the lab's `verify.url`, which has other options."""
+
+    forms = ("--url",)
+
+    def form(self, _choice: str = "") -> Any:
+        return load_command("verify.url", "verify")
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        if any(word.partition("=")[0] == "--url" for word in args):
+            return self.form().make_context(info_name, args, *rest, **extra)
+        return super().make_context(info_name, args, *rest, **extra)
+
+
 @command(
-    app,
-    kind=WithForms,
-    choice="--{}",
+    kind=Verify,
     first=("model", "quick", "drafters", "json"),
     examples=(
         "paceline verify --quick  # in a minute",

@@ -7,14 +7,12 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from paceline.cli.console import print_table, print_value, progress_of, read_stdin
-from paceline.cli.options import ComputeUnits, Output, command, group
+from paceline.cli.options import ComputeUnits, Output, command
 from paceline.errors import InvalidRequest
 from paceline_coreml.cli.arguments import Artifact, open_artifact
 
-app = group()
 
-
-@command(app)
+@command()
 def classify(
     *,
     model: Artifact,

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from paceline.cli import declare, numbers
+from paceline.cli import declare
 from paceline.cli.console import print_report, progress_of
-from paceline.cli.options import Output, command, group
+from paceline.cli.options import Output, command
 from paceline.options import Range, Whole
 from paceline_coreml.cli.arguments import Stateless, Weights, check_tools, slots_of
 
 if TYPE_CHECKING:
     from paceline_coreml.engine.artifact import Artifact
-
-app = group()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class ConversionArguments:
     functions: Annotated[
         Any | None,
         Option(
-            parser=_Wholes(numbers.COUNT),
+            parser=_Wholes(declare.COUNT),
             metavar="T,T",
             help="create static functions for these numbers of rows; the largest is for prompts",
         ),
@@ -77,11 +75,19 @@ class ConversionArguments:
     ] = None
 
 
-@command(app)
+@command(
+    examples=(
+        "paceline convert Qwen/Qwen3-0.6B --to coreml",
+        "paceline convert smollm2-135m --to coreml --gate",
+    ),
+)
 def convert(
     *,
     source: Annotated[str, Argument(help="model name, path, or Hugging Face owner/name")],
-    to: Annotated[Literal["coreml"], Option(help="output format")] = "coreml",
+    to: Annotated[
+        Literal["coreml"],
+        Option(help="format; other engines run a GGUF file, or safetensors with --engine mlx"),
+    ],
     weights: Weights = "int8",
     folder: Annotated[
         Path | None, declare.folder("--output", help="folder to create; default: in the cache")

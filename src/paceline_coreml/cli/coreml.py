@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from paceline.cli import declare, numbers
+from paceline.cli import declare
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import ComputeUnits, Output, command, group
 from paceline.errors import InvalidRequest
-from paceline.options import Whole
+from paceline.options import Real, Whole
 from paceline_coreml.cli.arguments import (
     Artifact,
     Stateless,
@@ -40,9 +40,7 @@ def golden(
         str | None, Option(help="model it was converted from; default: from its manifest")
     ] = None,
     tokens: Annotated[int, declare.count(help="length of the test text, in tokens")] = 32,
-    threshold: Annotated[
-        float, Option(parser=numbers.PROBABILITY, help="minimum cosine similarity")
-    ] = 0.99,
+    threshold: Annotated[float, Option(parser=Real(0, 1), help="minimum cosine similarity")] = 0.99,
     rounding: Annotated[
         Literal["f16", "f32", "engine"],
         Option(help="numerics of the emulator, off a Mac; engine: as on the Neural Engine"),

@@ -7,20 +7,16 @@ are judged by the recorded answer. All else is what `serve` runs: scheduler, pre
 
 from collections.abc import Sequence
 from dataclasses import replace
-from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.decoding.types import Best, Block, Step
+from paceline.decoding.types import Best, Block
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.errors import PacelineError
 from paceline.options import GREEDY, Options
-from paceline.runtime.batching.request import BatchRequest, Event
-from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
-from paceline.runtime.result import Result
 from paceline_lab.agent.session import SessionTurn
 from paceline_lab.client import ServedModel, closed_loop
 
@@ -78,19 +74,30 @@ def replay_here(model: Model, turns: Sequence[SessionTurn], options: Options) ->
     """
     engine = ForcedEngine(model.engine)
     model = Model(model.files, engine, defaults=model.defaults, drafting=model.drafting.fresh())
-    scheduler = model.scheduler
-    replayed = []
     try:
-        for turn in turns:
-            engine.text = [*turn.prompt, *turn.answer]
-            limits: Options = {"max_tokens": len(turn.answer), "ignore_eos": True}
-            request = model._request({**GREEDY, **limits, **options})
-            replayed.append(
-                _answer(scheduler, BatchRequest(model, turn.prompt, request), turn.answer)
-            )
+        return [_answer(model, engine, turn, options) for turn in turns]
     finally:
-        scheduler.close()
-    return replayed
+        model.scheduler.close()
+
+
+def _answer(model: Model, engine: ForcedEngine, turn: SessionTurn, options: Options) -> Replayed:
+    engine.text = [*turn.prompt, *turn.answer]
+    limits: Options = {"max_tokens": len(turn.answer), "ignore_eos": True}
+    settings: Options = {**GREEDY, **limits, **options}
+    began = perf_counter()
+    try:
+        result = model.generate(turn.prompt, **settings)
+    except PacelineError as error:
+        seconds = perf_counter() - began
+        return Replayed(seconds, seconds, error=str(error))
+    return Replayed(
+        perf_counter() - began,
+        result.stats.first_token_seconds,
+        result.completion_tokens,
+        result.stats.cached_tokens,
+        result.stats.steps,
+        list(result.token_ids) == list(turn.answer),
+    )
 
 
 def replay_there(server: ServedModel, turns: Sequence[SessionTurn]) -> list[Replayed]:
@@ -104,27 +111,3 @@ def replay_there(server: ServedModel, turns: Sequence[SessionTurn]) -> list[Repl
         counts = sample.tokens, sample.cached_tokens
         replayed.append(Replayed(sample.seconds, first, *counts, error=sample.error or ""))
     return replayed
-
-
-def _answer(scheduler: Scheduler, request: BatchRequest, recorded: Sequence[int]) -> Replayed:
-    events: SimpleQueue[Event] = SimpleQueue()
-    began = perf_counter()
-    try:
-        scheduler.submit(request, events.put)
-    except PacelineError as error:
-        events.put(error)
-    while isinstance(result := events.get(), Step):
-        pass
-    seconds = perf_counter() - began
-    if isinstance(result, Exception):
-        return Replayed(seconds, seconds, error=str(result))
-    assert isinstance(result, Result)
-    stats = result.stats
-    return Replayed(
-        seconds,
-        stats.first_token_seconds,
-        result.completion_tokens,
-        stats.cached_tokens,
-        stats.steps,
-        list(result.token_ids) == list(recorded),
-    )

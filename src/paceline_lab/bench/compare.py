@@ -1,4 +1,4 @@
-"""`bench compare`: records side by side, with the first as the baseline.
+"""`bench compare`: two records side by side, with the first as the baseline.
 
 The measure is mostly a ratio to plain decoding, so records of two machines or days can be compared.
 Rounds of two runs are independent, so the range of a quotient is from the least of one over the
@@ -12,57 +12,76 @@ from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
-from paceline.storage.report import Report, Table
+from paceline.storage.report import Report
 from paceline_lab.bench.ab_test import PLAIN
-from paceline_lab.bench.record import Record, Row, Spread, read_record
+from paceline_lab.bench.record import Record, Spread, read_record
 
 
 class Line(NamedTuple):
-    """A case by a contender, with its value in every result."""
+    """A case by a contender, with its value in both results."""
 
     case: str
     kind: str
     contender: str
-    spreads: Sequence[Spread]
-    """One per result."""
+    before: Spread
+    after: Spread
 
-    def over_first(self, place: int) -> Spread:
-        """Value of the result at index `place` over the first one's."""
-        base, other = self.spreads[0], self.spreads[place]
-        return Spread(other.median / base.median, other.least / base.most, other.most / base.least)
+    @property
+    def quotient(self) -> Spread:
+        """The second value over the first."""
+        first, second = self.before, self.after
+        return Spread(
+            second.median / first.median, second.least / first.most, second.most / first.least
+        )
 
 
-def bench_compare(paths: Sequence[Path], *, measure: str, anyway: bool) -> Report:
-    """Compare two results or more, case by case.
+def bench_compare(before: Path, after: Path, *, measure: str, anyway: bool) -> Report:
+    """Compare two results, case by case.
 
     With `anyway` also results of another model, other prompts or another answer length. Raises
     InvalidRequest if a file is invalid, or the results cannot be compared.
     """
-    if len(paths) < 2:
-        raise InvalidRequest("bench compare needs two results or more")
-    records = [read_record(path) for path in paths]
+    paths = before, after
+    first, second = map(read_record, paths)
     if not anyway:
-        for path, record in zip(paths[1:], records[1:], strict=True):
-            _check_alike(paths[0], records[0], path, record)
-    lines = list(_lines(records, measure))
+        _check_alike(before, first, after, second)
+    lines = [*_lines(first, second, measure)]
     if not lines:
+        count = sum(measure in row.measures for one in (first, second) for row in one.rows)
         raise InvalidRequest(
-            f"no case has {measure} by the same contender in all of "
-            f"{', '.join(map(str, paths))}; {measure} is in "
-            f"{sum(measure in row.measures for record in records for row in record.rows)} rows"
+            f"no case has {measure} by the same contender in {before} and {after}; {measure} is in "
+            f"{count} rows"
         )
-    names = [f"{chr(ord('A') + place)}: {path}" for place, path in enumerate(paths)]
+    means = [*_means(lines)]
     value = {
         "measure": measure,
-        "results": [_about(path, record) for path, record in zip(paths, records, strict=True)],
+        "results": [_about(before, first), _about(after, second)],
         "means": [
-            {"contender": contender, "kind": kind, "over_first": [s._asdict() for s in over]}
-            for contender, kind, over in _means(lines, len(paths))
+            {"contender": contender, "kind": kind, "quotient": mean._asdict()}
+            for contender, kind, mean in means
         ],
-        "rows": [_row(line) for line in lines],
+        "rows": [
+            {
+                **{"case": line.case, "kind": line.kind, "contender": line.contender},
+                **{"before": line.before._asdict(), "after": line.after._asdict()},
+                "quotient": line.quotient._asdict(),
+            }
+            for line in lines
+        ],
     }
-    tables = [_mean_table(lines, names, measure), _case_table(lines, names, measure)]
-    return Report(value, text="\n".join(names), tables=tables)
+    tables = [
+        (
+            f"{measure}: geometric mean of the cases (least to most of a case)",
+            ["contender", "kind", "B / A, of cases"],
+            [[contender, kind, str(mean)] for contender, kind, mean in means],
+        ),
+        (
+            f"{measure}: median (least to most)",
+            ["case", "contender", "A", "B", "B / A"],
+            [[one.case, one.contender, *map(str, (*one[3:], one.quotient))] for one in lines],
+        ),
+    ]
+    return Report(value, text=f"A: {before}\nB: {after}", tables=tables)
 
 
 def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
@@ -80,76 +99,29 @@ def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
             )
 
 
-def _lines(records: Sequence[Record], measure: str) -> Iterator[Line]:
-    """Cases and contenders that all results have, in the order of the first one."""
-    by_key: list[dict[tuple[str, str], Row]] = [
-        {row.key: row for row in record.rows} for record in records
-    ]
-    for key, first in by_key[0].items():
-        if measure == "ratio" and first.contender == PLAIN:
+def _lines(first: Record, second: Record, measure: str) -> Iterator[Line]:
+    """Cases and contenders that both results have, in the order of the first one."""
+    others = {row.key: row for row in second.rows}
+    for row in first.rows:
+        if measure == "ratio" and row.contender == PLAIN:
             continue  # the baseline: always 1
-        rows = [record_rows.get(key) for record_rows in by_key]
-        measured = [row.spread(measure) for row in rows if row is not None]
-        spreads = [spread for spread in measured if spread is not None and spread.least > 0]
-        if len(spreads) == len(records):
-            yield Line(first.case, first.kind, first.contender, spreads)
+        before = row.spread(measure)
+        after = others[row.key].spread(measure) if row.key in others else None
+        if before and after and min(before.least, after.least) > 0:
+            yield Line(row.case, row.kind, row.contender, before, after)
 
 
-def _means(lines: Sequence[Line], results: int) -> Iterator[tuple[str, str, list[Spread]]]:
-    """(contender, kind or `all`, one spread over the cases per further result, of its quotients).
-
-    The `median` of these spreads is the geometric mean.
-    """
+def _means(lines: Sequence[Line]) -> Iterator[tuple[str, str, Spread]]:
+    """Contender, kind or `all`, and the geometric mean and range of the quotients of its cases."""
     for contender in dict.fromkeys(line.contender for line in lines):
-        contender_lines = [line for line in lines if line.contender == contender]
-        kinds = dict.fromkeys(line.kind for line in contender_lines)
+        own = [line for line in lines if line.contender == contender]
+        kinds = dict.fromkeys(line.kind for line in own)
         for kind in [*(kinds if len(kinds) > 1 else ()), "all"]:
-            chosen = [line for line in contender_lines if kind in (line.kind, "all")]
-            quotients = [
-                [line.over_first(place).median for line in chosen] for place in range(1, results)
-            ]
-            yield (
-                contender,
-                kind,
-                [Spread(geometric_mean(ratios), min(ratios), max(ratios)) for ratios in quotients],
-            )
+            ratios = [line.quotient.median for line in own if kind in (line.kind, "all")]
+            yield contender, kind, Spread(geometric_mean(ratios), min(ratios), max(ratios))
 
 
 def _about(path: Path, record: Record) -> dict[str, Any]:
     head = record.as_dict()
     names = ("kind", "made", "command", "paceline", "machine", "model", "suite_sha256")
     return {"file": str(path), **{name: head[name] for name in names}}
-
-
-def _row(line: Line) -> dict[str, Any]:
-    return {
-        "case": line.case,
-        "kind": line.kind,
-        "contender": line.contender,
-        "found": [spread._asdict() for spread in line.spreads],
-        "over_first": [line.over_first(n)._asdict() for n in range(1, len(line.spreads))],
-    }
-
-
-def _mean_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
-    letters = [name[0] for name in names]
-    head = ["contender", "kind", *(f"{letter} / A, of cases" for letter in letters[1:])]
-    rows = [
-        [contender, kind, *map(str, over)] for contender, kind, over in _means(lines, len(names))
-    ]
-    return f"{measure}: geometric mean of the cases (least to most of a case)", head, rows
-
-
-def _case_table(lines: Sequence[Line], names: Sequence[str], measure: str) -> Table:
-    letters = [name[0] for name in names]
-    head = ["case", "contender", *letters, *(f"{letter} / A" for letter in letters[1:])]
-    rows = [
-        [
-            line.case,
-            line.contender,
-            *map(str, line.spreads),
-            *(str(line.over_first(place)) for place in range(1, len(names))),
-        ]
-        for line in lines
-    ]
-    return f"{measure}: median (least to most)", head, rows

@@ -1,25 +1,90 @@
-"""Rows of a measurement beside its output file, so that an interrupted run can be resumed."""
+"""Rows of a measurement beside its output file, so that an interrupted run can be resumed.
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+The first entry describes the run: options, model, engine, machine. A journal of another run is
+rejected. The command line deletes it once it has written the result (`Report.journal`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+from paceline.errors import InvalidRequest
 from paceline.models import Progress
+from paceline.storage.journals import Append, appending, read_journal
+from paceline.storage.validation import validated
 from paceline_lab.bench.record import Record, Row
-from paceline_lab.journals import Journal, resuming
 
 _MAY_DIFFER = ("made", "command", "summary", "rows")
 """Fields of the head in which two processes of one run may differ."""
 
 
-def open_journal(output: Path | None, head: Record) -> AbstractContextManager[Journal]:
-    """Open the journal of `output`: mostly a case's id, with rows of all contenders.
+def journal_path(output: Path | None) -> Path | None:
+    """Path of an output's journal; None without an output."""
+    return None if output is None else output.with_name(f"{output.name}.journal")
 
-    `head` is the record of this run, without rows. Raises InvalidRequest as `resuming`.
+
+class Journal:
+    """Measured rows of a run by key: mostly a case's id, with rows of all contenders."""
+
+    def __init__(self, rows: Mapping[str, list[Row]], append: Append = lambda _: None) -> None:
+        self._rows = {**rows}
+        self._append = append
+
+    def get(self, key: str) -> list[Row] | None:
+        return self._rows.get(key)
+
+    def add(self, key: str, rows: Sequence[Row]) -> None:
+        """Add rows; they are on disk when the call returns."""
+        self._append({"key": key, "value": [row.as_dict() for row in rows]})
+        self._rows[key] = [*rows]
+
+
+@contextmanager
+def open_journal(output: Path | None, head: Record) -> Iterator[Journal]:
+    """Open the journal of `output`, with the work of an interrupted run if there was one.
+
+    `head` is the record of this run, without rows. Without an `output` nothing is on disk. Raises
+    InvalidRequest if the journal cannot be read or written, or it is another run's.
     """
+    path = journal_path(output)
+    if path is None:
+        yield Journal({})
+        return
     about = {name: value for name, value in head.as_dict().items() if name not in _MAY_DIFFER}
-    return resuming(output, about)
+    entries = read_journal(path)
+    with appending(path) as append:
+        if entries:
+            _check_same_run(path, entries[0][1].get("about"), about)
+        else:
+            append({"about": about})
+        rows = {
+            str(entry.get("key")): validated(list[Row], entry.get("value"), where)
+            for where, entry in entries[1:]
+        }
+        yield Journal(rows, append)
+
+
+def _check_same_run(path: Path, recorded: Any, about: Mapping[str, Any]) -> None:
+    if not isinstance(recorded, dict):
+        raise InvalidRequest(f"{path} is no journal of `paceline bench`; choose another output")
+    for name in about:
+        if recorded.get(name) != about[name]:
+            was, now = _differing(recorded.get(name), about[name])
+            raise InvalidRequest(
+                f"{path} has an interrupted run with another {name} ({was}, not {now}); resume "
+                "it with the same options, remove it, or choose another output"
+            )
+
+
+def _differing(was: Any, now: Any) -> tuple[str, str]:
+    """Both values; of two objects only the fields that differ."""
+    if not (isinstance(was, dict) and isinstance(now, dict)):
+        return str(was), str(now)
+    names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    first, second = (", ".join(f"{n} {value.get(n)}" for n in names) for value in (was, now))
+    return first, second
 
 
 def measured_rows(
@@ -29,10 +94,10 @@ def measured_rows(
 
     `place` is how far the run is, as `3/20`.
     """
-    known = journal.get(key, list[Row])
+    known = journal.get(key)
     rows = known or measure()
     if not known:
-        journal.add(key, [row.as_dict() for row in rows])
+        journal.add(key, rows)
     ratios: dict[str, list[float]] = {}
     for row in rows:
         if row.contender != rows[0].contender and "ratio" in row.measures:

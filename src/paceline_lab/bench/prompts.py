@@ -4,39 +4,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.errors import InvalidRequest
 from paceline.verify.suite import Suite, load_suite
 
 
-def chosen_prompts(
-    path: Path | None,
-    kinds: Sequence[str] = (),
-    per_kind: int | None = None,
-    limit: int | None = None,
-) -> Suite:
-    """A suite's prompts of some kinds (all if empty), `per_kind` per kind; the hash is the file's.
+def chosen_prompts(path: Path | None, limit: int | None = None) -> Suite:
+    """A suite's prompts, or `limit` of them; the hash is the file's.
 
-    `limit` is the number of prompts in all: the same number of each kind (one more of the first
-    kinds if it does not divide). Of n prompts of a kind, prompt i of k is at floor(i n / k).
-    Raises InvalidRequest as `load_suite`, or if there is no such kind.
+    They are the same number of each kind (one more of the first kinds if it does not divide). Of n
+    prompts of a kind, prompt i of k is at floor(i n / k). Raises InvalidRequest as `load_suite`.
     """
     suite = load_suite(path)
-    known = list(dict.fromkeys(prompt.kind for prompt in suite.prompts))
-    for kind in kinds:
-        if kind not in known:
-            raise InvalidRequest(f"no prompt is of kind {kind!r}; expected {', '.join(known)}")
-    groups = [
-        [prompt for prompt in suite.prompts if prompt.kind == kind][:per_kind]
-        for kind in known
-        if not kinds or kind in kinds
+    if limit is None:
+        return suite
+    kinds = dict.fromkeys(prompt.kind for prompt in suite.prompts)
+    groups = [[prompt for prompt in suite.prompts if prompt.kind == kind] for kind in kinds]
+    counts = _shares([len(group) for group in groups], limit)
+    chosen = [
+        group[place * len(group) // count]
+        for group, count in zip(groups, counts, strict=True)
+        for place in range(count)
     ]
-    if limit is not None:
-        counts = _shares([len(group) for group in groups], limit)
-        groups = [
-            [group[i * len(group) // count] for i in range(count)]
-            for group, count in zip(groups, counts, strict=True)
-        ]
-    return replace(suite, prompts=[prompt for group in groups for prompt in group])
+    return replace(suite, prompts=chosen)
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -33,6 +33,12 @@ PACKAGES = ("numpy", "tokenizers", "xllamacpp")
 
 _HEAD = ("made", "command", "paceline", "settings", "versions", "machine")
 """Fields that a file must have although `Record` has defaults for them."""
+
+_ORDER = (
+    *("made", "command", "paceline", "versions", "machine", "model", "engine"),
+    *("settings", "suite_sha256", "summary"),
+)
+"""Fields of the head in a file."""
 
 _Number = Annotated[float, Limit(allow_inf_nan=False, ge=-(10**15), le=10**15)]
 """Beyond these a chart's arithmetic overflows."""
@@ -74,7 +80,7 @@ class Row:
     `verify_seconds` and `sample_seconds` are parts. Ratios are more than 0."""
     at: Mapping[str, int | _Number | str] = field(default_factory=dict)
     """Parameters of the case: `prompt_tokens`, `depth` (context before the question, in tokens),
-    `block`, `temperature`. Curves are drawn over the numbers."""
+    `block`, `temperature`. Charts are drawn by the numbers."""
     counts: Mapping[str, int | list[int] | Mapping[str, int]] = field(default_factory=dict)
     """Sums over the rounds: `steps`, `drafted`, `accepted`, `fallbacks`; by drafter as
     `drafted_by`, `accepted_by`; by place in the draft, from 0, as `drafted_at`, `accepted_at`."""
@@ -146,16 +152,9 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON: the head, then the rows."""
-        names = [
-            attribute.name for attribute in fields(self) if attribute.name not in ("rows", "kind")
-        ]
-        head = ["made", "command", "paceline", "versions", "machine", "model", "engine"]
-        names.sort(key=lambda name: head.index(name) if name in head else len(head))
         return {
-            "form": FORM,
-            "version": VERSION,
-            "kind": self.kind,
-            **{name: getattr(self, name) for name in names},
+            **{"form": FORM, "version": VERSION, "kind": self.kind},
+            **{name: getattr(self, name) for name in _ORDER},
             "rows": [row.as_dict() for row in self.rows],
         }
 

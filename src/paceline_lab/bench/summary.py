@@ -43,6 +43,12 @@ def is_loop(tokens: Sequence[int]) -> bool:
     return repeated_share(tokens) > _MAX_REPEATED
 
 
+def loop_cases(rows: Sequence[Row]) -> set[str]:
+    """Cases in which plain decoding's answer is a loop."""
+    plain = (row for row in rows if row.contender == PLAIN)
+    return {row.case for row in plain if is_loop(row.facts.get("token_ids", []))}
+
+
 def all_same_tokens(rows: Sequence[Row]) -> bool:
     """True if all tokens equal plain decoding's, except those of the single-row baseline."""
     exact = (row for row in rows if row.contender != SINGLE_ROW)
@@ -56,7 +62,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     figures of `_COLUMNS` by contender, `with_loops` and `without_loops`.
     """
     cases = dict.fromkeys(row.case for row in rows)
-    looping = {row.case for row in rows if row.contender == PLAIN and is_loop(_tokens(row))}
+    looping = loop_cases(rows)
     kinds = dict.fromkeys(row.kind for row in rows)
     groups = {kind: _group([row for row in rows if row.kind == kind], looping) for kind in kinds}
     return {
@@ -129,7 +135,7 @@ def _by_contender(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     by_contender: dict[str, dict[str, float]] = {}
     for contender in dict.fromkeys(row.contender for row in rows):
         contender_rows = [row for row in rows if row.contender == contender]
-        steps = sum(_steps(row) for row in contender_rows)
+        steps = sum(count_of(row, "steps") for row in contender_rows)
         medians = [
             median(row.measures["ratio"]) for row in contender_rows if "ratio" in row.measures
         ]
@@ -174,26 +180,17 @@ def _case_line(row: Row, *, single: bool) -> list[str]:
     ]
 
 
+def count_of(row: Row, name: str) -> int:
+    """A sum over the rounds; 0 if it was not counted."""
+    count = row.counts.get(name, 0)
+    return count if isinstance(count, int) else 0
+
+
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _tokens(row: Row) -> list[int]:
-    """Token ids of an answer; none if the record does not have them."""
-    tokens = row.facts.get("token_ids")
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        return []
-    return tokens
-
-
-def _steps(row: Row) -> int:
-    """Steps of all rounds."""
-    steps = row.counts.get("steps", 0)
-    return steps if isinstance(steps, int) else 0
-
-
 def _decoded(row: Row) -> int:
     """Tokens after the first, in all rounds."""
-    tokens = row.facts.get("tokens")
     rounds = max(map(len, row.measures.values()), default=0)
-    return max(tokens - 1, 0) * rounds if isinstance(tokens, int) else 0
+    return max(int(row.facts.get("tokens", 0)) - 1, 0) * rounds

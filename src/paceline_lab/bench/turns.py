@@ -14,9 +14,8 @@ from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline.verify.suite import SuitePrompt, prompt_for
-from paceline_lab.bench.journal import measured_rows
+from paceline_lab.bench.journal import Journal, measured_rows
 from paceline_lab.bench.record import Row
-from paceline_lab.journals import Journal
 
 
 @dataclass(frozen=True, slots=True)

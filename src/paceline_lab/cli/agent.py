@@ -9,22 +9,18 @@ from typing import Annotated
 from typer import Argument, Option
 
 from paceline.cli.console import check_writable, load_model, print_report
-from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
+from paceline.cli.options import ModelOptions, Output, ResultFile, command
 from paceline.storage.report import Report
 from paceline_lab.cli.options import Drafters, Rounds, measuring
 from paceline_lab.client import Access
 
-app = group()
-
 
 @command(
-    app,
     examples=(
         "paceline bench agent --output agent.json",
         "paceline bench agent session.jsonl --drafter auto --drafter suffix",
         "paceline bench agent --url http://127.0.0.1:8080/v1",
     ),
-    needs={"url": ("served_model", "api_key")},
 )
 def agent(
     *,
@@ -55,11 +51,10 @@ def agent(
     from paceline_lab.agent.rows import measure_session, tables_of, totals_of
     from paceline_lab.agent.session import load_sessions
     from paceline_lab.bench.ab_test import about, contender_options, max_context, options_facts
-    from paceline_lab.bench.journal import measured_rows, open_journal
+    from paceline_lab.bench.journal import journal_path, measured_rows, open_journal
     from paceline_lab.bench.record import Record, Row
     from paceline_lab.bench.turns import Skipped
     from paceline_lab.client import connect
-    from paceline_lab.journals import journal_path
 
     check_writable(result)
     sessions, progress = load_sessions(session), measuring(output)

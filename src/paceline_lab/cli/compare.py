@@ -6,13 +6,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from paceline.cli.console import print_report
-from paceline.cli.options import Output, command, group
-
-app = group()
+from paceline.cli.options import Output, command
 
 
 @command(
-    app,
     examples=(
         "paceline bench compare before.json after.json",
         "paceline bench compare before.json after.json --measure decode_tokens_per_second",
@@ -20,16 +17,15 @@ app = group()
 )
 def compare(
     *,
-    results: Annotated[
-        list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`")
-    ],
+    before: Annotated[Path, Argument(parser=Path, help="JSON of `bench ...`")],
+    after: Annotated[Path, Argument(parser=Path, help="another one")],
     measure: Annotated[str, Option(help="the measure to compare")] = "ratio",
     anyway: Annotated[
         bool, Option("--anyway", help="also with another model or other prompts")
     ] = False,
     output: Output,
 ) -> int:
-    """Put recorded results side by side."""
+    """Put two recorded results side by side."""
     from paceline_lab.bench.compare import bench_compare
 
-    return print_report(bench_compare(results, measure=measure, anyway=anyway), output)
+    return print_report(bench_compare(before, after, measure=measure, anyway=anyway), output)

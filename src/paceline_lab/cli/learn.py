@@ -15,14 +15,12 @@ from typer import Option
 
 from paceline.cli import declare
 from paceline.cli.console import obey_offline, print_report, progress_of
-from paceline.cli.options import ModelArgument, Offline, Output, command, group
+from paceline.cli.options import ModelArgument, Offline, Output, command
 from paceline.errors import InvalidRequest
 from paceline.options import Real
 from paceline.storage.progress import Progress
 from paceline.storage.report import Report
 from paceline.system.machine import lower_priority
-
-app = group()
 
 _DATA_SHARE = 0.9
 """Share of the time for prompts and answers; the table takes the rest."""
@@ -32,13 +30,11 @@ _JSON_BYTES = 12
 
 
 @command(
-    app,
     examples=(
         "paceline learn qwen3-0.6b  # overnight",
         "paceline learn --hours 1",
         "paceline forget  # removes what was learnt",
     ),
-    bars={"tokens": ("hours",)},
 )
 def learn(
     *,
@@ -49,12 +45,12 @@ def learn(
     ] = None,
     prompts: Annotated[
         list[Path],
-        declare.several(parser=Path, metavar="FILE...", help="JSON lines to answer first"),
+        declare.several(parser=Path, metavar="FILE", help="JSON lines to answer first"),
     ],
     exclude: Annotated[
         list[Path],
         declare.several(
-            parser=Path, metavar="FILE...", help="JSON lines whose prompts are not learnt from"
+            parser=Path, metavar="FILE", help="JSON lines whose prompts are not learnt from"
         ),
     ],
     engine: Annotated[str, Option(help="auto, llamacpp or mlx")] = "auto",
@@ -128,21 +124,12 @@ def _notice(folder: Path, seconds: float, tokens: int | None, rate: float, model
             f"{folder} may get {megabytes(needed)} and its disk has {megabytes(free)} free; "
             "free some, or learn for less: --hours, --tokens"
         )
-    time = f"about {_duration(tokens / rate)}" if tokens else _duration(seconds)
+    hours = (tokens / rate if tokens else seconds) / 3600
     return (
-        f"learning from {model} for {time}, at the lowest priority: at most {megabytes(needed)} in "
-        f"{folder}; nothing of it leaves this machine, and `paceline forget` removes it. It "
-        "may be stopped at any time; the same command goes on"
+        f"learning from {model} for about {hours:.2g} h, at the lowest priority: at most "
+        f"{megabytes(needed)} in {folder}; nothing of it leaves this machine, and "
+        "`paceline forget` removes it. It may be stopped at any time; the same command goes on"
     )
-
-
-def _duration(seconds: float) -> str:
-    """Return seconds for people, as in 7 h 20 min."""
-    minutes = round(seconds / 60)
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if hours else f"{minutes} min"
 
 
 @contextmanager

@@ -4,16 +4,14 @@ import os
 from dataclasses import dataclass
 from typing import Annotated
 
-from paceline.cli import declare, numbers
+from paceline.cli import declare
 from paceline.cli.console import check_writable, progress_of
 from paceline.cli.options import MaxTokens, Output, ResultFile, Suite
+from paceline.options import RANGES
 from paceline.storage.progress import Progress
 from paceline.system.machine import load_average
 
 Drafters = Annotated[list[str], declare.drafters(help="a drafter; may be repeated; default: auto")]
-Kinds = Annotated[
-    list[str], declare.several("--kind", help="only this kind of prompt; may be repeated")
-]
 Limit = Annotated[
     int | None,
     declare.count(
@@ -32,10 +30,7 @@ class MeasurementArguments:
     """What is measured, on the command line."""
 
     rounds: Rounds = 3
-    kinds: Kinds
-    per_kind: Annotated[
-        int | None, declare.count(help="only N prompts of each kind", metavar="N")
-    ] = None
+    limit: Limit = None
     suite: Suite = None
     max_tokens: MaxTokens = TOKENS
     output: ResultFile = None
@@ -59,7 +54,9 @@ class ComparisonArguments:
     blocks: Annotated[
         list[int],
         declare.several(
-            "--block", parser=numbers.BLOCK, help="rows, for policies without them; may be repeated"
+            "--block",
+            parser=RANGES["max_block"],
+            help="rows, for policies without them; may be repeated",
         ),
     ]
 

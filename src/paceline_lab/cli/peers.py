@@ -7,20 +7,17 @@ from typer import Option
 
 from paceline.cli import declare
 from paceline.cli.console import load_model, print_report
-from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.cli.options import ModelOptions, Output, command
 from paceline.errors import InvalidRequest
 from paceline.storage.report import Report
-from paceline_lab.cli.options import Limit, MeasurementArguments, measuring
+from paceline_lab.cli.options import MeasurementArguments, measuring
 from paceline_lab.client import Access
 
 if TYPE_CHECKING:
     from paceline_lab.peers.base import Peer
 
-app = group()
-
 
 @command(
-    app,
     examples=(
         "paceline bench peers --peer llama-server --rounds 2",
         "paceline bench peers --llama-server ./llama-server --limit 60",
@@ -40,7 +37,6 @@ def peers(
         str | None,
         Option(metavar="PATH", help="llama.cpp's server, a peer then; default: that on PATH"),
     ] = None,
-    limit: Limit = None,
     access: Access,
     measurement: MeasurementArguments,
     model: ModelOptions,
@@ -48,11 +44,10 @@ def peers(
 ) -> int:
     """Compare with other runtimes, and with servers."""
     from paceline_lab.bench.ab_test import about, max_context
-    from paceline_lab.bench.journal import open_journal
+    from paceline_lab.bench.journal import journal_path, open_journal
     from paceline_lab.bench.prompts import chosen_prompts
     from paceline_lab.bench.record import Record
     from paceline_lab.bench.turns import measure_turns, needed_context
-    from paceline_lab.journals import journal_path
     from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
     from paceline_lab.peers.llama_server.peer import LlamaServer
     from paceline_lab.peers.measure import contenders_of, measure
@@ -61,8 +56,8 @@ def peers(
     from paceline_lab.peers.summary import is_exact, speeds, tables
 
     rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
-    kinds, progress = measurement.kinds, measuring(output)
-    prompts = chosen_prompts(measurement.suite, kinds, measurement.per_kind, limit)
+    limit, progress = measurement.limit, measuring(output)
+    prompts = chosen_prompts(measurement.suite, limit)
     if llama_server is not None or not peer:
         peer = [*peer, PROGRAM]
     for name in peer:
@@ -95,7 +90,6 @@ def peers(
             "rounds": rounds,
             "max_tokens": tokens,
             "prompts": len(prompts.prompts),
-            "kinds": [*kinds],
             **({} if limit is None else {"limit": limit}),
         },
         suite_sha256=prompts.sha256,

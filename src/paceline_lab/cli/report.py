@@ -3,18 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
+from paceline.cli import declare
 from paceline.cli.console import print_value
-from paceline.cli.options import Output, command, group
-
-app = group()
+from paceline.cli.options import Output, command
 
 
 @command(
-    app,
     examples=(
-        "paceline bench report run.json --output report.html",
+        "paceline bench report run.json --output report",
         "paceline bench report run.json lengths.json --output report",
     ),
 )
@@ -23,15 +21,7 @@ def report(
     results: Annotated[
         list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`")
     ],
-    folder: Annotated[
-        Path,
-        Option(
-            "--output",
-            parser=Path,
-            metavar="PATH",
-            help="a folder for page and pictures, or one .html",
-        ),
-    ],
+    folder: Annotated[Path, declare.folder("--output", help="for the page and the pictures")],
     output: Output,
 ) -> int:
     """Draw recorded results: charts, and a page with them."""

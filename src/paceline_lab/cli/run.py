@@ -1,28 +1,22 @@
 """`paceline bench run`: drafters against plain decoding on a suite of prompts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
-from paceline.cli import numbers
 from paceline.cli.console import load_model, print_report
-from paceline.cli.options import ModelOptions, Output, Seed, command, group
+from paceline.cli.options import ModelOptions, Output, Seed, command
 from paceline.errors import InvalidRequest
+from paceline.options import RANGES, Options
 from paceline.storage.report import Report
-from paceline_lab.cli.options import TOKENS, Drafters, Limit, MeasurementArguments, measuring
-
-if TYPE_CHECKING:
-    from paceline.options import Options
-
-app = group()
+from paceline_lab.cli.options import TOKENS, Drafters, MeasurementArguments, measuring
 
 _MAX_PRINTED = 64
 """Cases. Of a longer run only the result file has the rows."""
 
 
 @command(
-    app,
     examples=(
         "paceline bench run --drafter auto --drafter ngram",
         "paceline bench run --suite questions.jsonl --limit 60 --rounds 1 --output run.json",
@@ -33,8 +27,7 @@ def run(
     *,
     drafter: Drafters,
     policy: Annotated[str, Option(help="auto, fixed, adaptive or kelly")] = "auto",
-    limit: Limit = None,
-    temperature: Annotated[float, Option(parser=numbers.TEMPERATURE, help="0 is greedy")] = 0.0,
+    temperature: Annotated[float, Option(parser=RANGES["temperature"], help="0 is greedy")] = 0.0,
     seed: Seed = 0,
     measurement: MeasurementArguments,
     model: ModelOptions,
@@ -53,7 +46,7 @@ def run(
         measure,
         warm_up,
     )
-    from paceline_lab.bench.journal import open_journal
+    from paceline_lab.bench.journal import journal_path, open_journal
     from paceline_lab.bench.prompts import chosen_prompts
     from paceline_lab.bench.record import Record
     from paceline_lab.bench.summary import (
@@ -64,16 +57,14 @@ def run(
         summary,
     )
     from paceline_lab.bench.turns import PromptTurn, measure_turns
-    from paceline_lab.journals import journal_path
     from paceline_lab.sweep.seeds import NAME, seeds_report
 
     rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
-    kinds, progress = measurement.kinds, measuring(output)
+    limit, progress = measurement.limit, measuring(output)
     if measurement.suite == NAME and not NAME.exists():
         others = {
             **{"policy": policy != "auto", "temperature": temperature, "seed": seed},
-            **{"limit": limit, "kind": kinds, "per-kind": measurement.per_kind},
-            "max-tokens": tokens != TOKENS,
+            **{"limit": limit, "max-tokens": tokens != TOKENS},
         }
         if names := [f"--{name}" for name, is_set in others.items() if is_set]:
             raise InvalidRequest(f"the suite seeds has its own {', '.join(names)}; leave it out")
@@ -86,7 +77,7 @@ def run(
         )
         return print_report(report, output, result)
     drafter = drafter or ["auto"]
-    prompts = chosen_prompts(measurement.suite, kinds, measurement.per_kind, limit)
+    prompts = chosen_prompts(measurement.suite, limit)
     sampling: Options = {"temperature": temperature, "seed": seed} if temperature else {}
     options: Options = {"max_tokens": tokens, **sampling}
     for name in drafter:
@@ -107,7 +98,6 @@ def run(
             "rounds": rounds,
             "max_tokens": tokens,
             "prompts": len(prompts.prompts),
-            "kinds": [*kinds],
             **({} if limit is None else {"limit": limit}),
             **sampling,
         },

@@ -8,7 +8,7 @@ from typer import Option
 
 from paceline.cli import declare
 from paceline.cli.console import check_writable, load_model, obey_offline, print_report, progress_of
-from paceline.cli.options import ModelOptions, Output, ResultFile, command, group
+from paceline.cli.options import ModelOptions, Output, ResultFile, command
 from paceline.errors import InvalidRequest
 from paceline.storage.report import Report
 from paceline_lab.cli.options import ComparisonArguments
@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from paceline.decoding.costs import CostTable
     from paceline.models import ModelFiles
 
-app = group()
-
 
 @command(
-    app,
     examples=(
         "paceline bench simulate --texts answers.jsonl --drafter auto --drafter ngram",
         "paceline bench simulate --texts answers.jsonl --block 5 --block 9 --cost phi-4-mini",
@@ -32,7 +29,7 @@ def simulate(
     texts: Annotated[
         list[Path],
         declare.several(
-            parser=Path, metavar="FILE...", help="JSON lines with prompt and answer, or a result"
+            parser=Path, metavar="FILE", help="JSON lines with prompt and answer, or a result"
         ),
     ],
     comparison: ComparisonArguments,

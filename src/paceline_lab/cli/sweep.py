@@ -6,14 +6,15 @@ All in one process: after a warm-up, every case with all contenders interleaved.
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from paceline.cli import declare, numbers
+from paceline.cli import declare
 from paceline.cli.console import load_model, print_report
-from paceline.cli.options import MaxTokens, ModelOptions, Output, command, group
+from paceline.cli.options import MaxTokens, ModelOptions, Output, command
 from paceline.errors import InvalidRequest
 from paceline.storage.report import Report
 from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments, Rounds, measuring
 
-app = group()
+_QUESTIONS = 8
+"""At each depth, by default: one of each kind of our suite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +22,10 @@ class SweepArguments(MeasurementArguments):
     """A measurement with the defaults of a sweep."""
 
     rounds: Rounds = 5
-    per_kind: Annotated[
-        int | None, declare.count(help="with --depth: N of each kind; default: 1")
-    ] = None
     max_tokens: MaxTokens = 80
 
 
 @command(
-    app,
     examples=(
         "paceline bench sweep --length 372 --length max --rounds 3",
         "paceline bench sweep --depth 0 --depth 2048 --output depths.json",
@@ -39,7 +36,7 @@ def sweep(
     length: Annotated[
         list[Any],
         declare.several(
-            parser=numbers.WholeOr(1, "max", "max", "max"),
+            parser=declare.WholeOr(1, "max", "max", "max"),
             metavar="TOKENS",
             help="tokens of a text of code, or max; may be repeated; "
             "default: 100, 200, 372, 800, 1600, ... max",
@@ -48,7 +45,7 @@ def sweep(
     depth: Annotated[
         list[Any],
         declare.several(
-            parser=numbers.WholeOr(0, "max", "max", "max"),
+            parser=declare.WholeOr(0, "max", "max", "max"),
             metavar="TOKENS",
             help="tokens before the suite's questions instead, or max; may be repeated",
         ),
@@ -60,20 +57,20 @@ def sweep(
 ) -> int:
     """Compare by prompt length, or by context depth, and more."""
     from paceline_lab.bench.ab_test import contender_options, options_facts
+    from paceline_lab.bench.journal import journal_path
     from paceline_lab.bench.prompts import chosen_prompts
     from paceline_lab.bench.record import Record
     from paceline_lab.bench.summary import all_same_tokens, case_table
-    from paceline_lab.journals import journal_path
     from paceline_lab.sweep.cases import dense_text, depth_cases, length_cases, measured
 
     rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
-    suite, kinds, per_kind = measurement.suite, measurement.kinds, measurement.per_kind
+    suite, limit = measurement.suite, measurement.limit
     if depth and length:
         raise InvalidRequest("--depth does not go with --length: sweep one at a time")
-    if not depth and (suite or kinds or per_kind):
-        raise InvalidRequest("--suite, --kind and --per-kind are for --depth")
+    if not depth and (suite or limit):
+        raise InvalidRequest("--suite and --limit are for --depth")
     options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
-    prompts = chosen_prompts(suite, kinds, per_kind or 1) if depth else None
+    prompts = chosen_prompts(suite, limit or _QUESTIONS) if depth else None
     text, digest = dense_text()
     loaded = load_model(model, output, drafters=comparison.drafters)
     loaded.measured_costs()

@@ -16,17 +16,11 @@ from typing import Annotated, Any
 from typer import Option
 
 import paceline
-from paceline.cli import declare, numbers
+from paceline.cli import declare
 from paceline.cli.console import check_writable, print_report, progress_of
-from paceline.cli.options import (
-    MaxTokens,
-    Output,
-    ResultFile,
-    Suite,
-    command,
-    group,
-)
+from paceline.cli.options import MaxTokens, Output, ResultFile, Suite, command
 from paceline.errors import InvalidRequest
+from paceline.options import Whole
 from paceline.storage.progress import Progress
 from paceline.storage.report import Report
 from paceline_lab.client import (
@@ -39,8 +33,6 @@ from paceline_lab.client import (
     closed_loop,
     connect,
 )
-
-app = group()
 
 _SHOWN = 10
 """Changed texts and failed requests that are printed; the JSON has all of them."""
@@ -56,7 +48,6 @@ _SILENT = (
 
 
 @command(
-    app,
     examples=(
         "paceline verify --url http://127.0.0.1:8000/v1",
         "paceline verify --url http://127.0.0.1:8080/v1 --plain-url http://127.0.0.1:8081/v1",
@@ -78,7 +69,7 @@ def verify(
             help="a second server of the same model, started without speculation",
         ),
     ] = None,
-    clients: Annotated[int, Option(parser=numbers.CLIENTS, help="maximum requests at once")] = 8,
+    clients: Annotated[int, Option(parser=Whole(1, 1024), help="maximum requests at once")] = 8,
     rounds: Annotated[int, declare.count(help="repetitions")] = 2,
     result: ResultFile = None,
     output: Output,

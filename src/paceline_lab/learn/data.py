@@ -18,8 +18,8 @@ from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
 from paceline.runtime.stream import results_of
+from paceline.storage.journals import Append, appending
 from paceline.verify.suite import Suite, prompt_for
-from paceline_lab.journals import Append, appending
 from paceline_lab.learn.folder import ANSWERS, LearntFolder, TrainingAnswer
 from paceline_lab.learn.openings import WAY_OUT, Opening, follow_ups, mixed, openings
 from paceline_lab.learn.variety import Variety

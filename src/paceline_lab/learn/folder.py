@@ -6,16 +6,14 @@ and the next one goes on. Invariant: a folder has answers of one model's weights
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import paceline
 from paceline.decoding.types import FinishReason
-from paceline.errors import ModelError
 from paceline.models import ModelFiles
 from paceline.runtime.drafting import HEADER, learnt_dir
-from paceline.storage.files import read_json, write_json, writing
+from paceline.storage.files import write_json, writing
+from paceline.storage.journals import read_journal
 from paceline.storage.validation import validated
-from paceline_lab.journals import read_journal
 
 KIND = "paceline learnt drafters"
 ANSWERS = "answers.jsonl"
@@ -53,9 +51,7 @@ class LearntFolder:
     def __init__(self, files: ModelFiles, path: Path | None = None) -> None:
         """Create it, or open that of an earlier run; without a `path` that of the model.
 
-        Raises:
-            ModelError: what is here was learnt of other weights under the same name.
-            InvalidRequest: it cannot be written.
+        Raises InvalidRequest if it cannot be written.
         """
         self.path = path or learnt_dir() / files.fingerprint[:24]
         header = {
@@ -66,8 +62,6 @@ class LearntFolder:
             "fingerprint": files.fingerprint,
             "paceline": paceline.__version__,
         }
-        for other in sorted(self.path.parent.glob(f"*/{HEADER}")):
-            _check_unchanged(other, header)
         with writing(self.path):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not (self.path / HEADER).exists():
@@ -90,18 +84,3 @@ class LearntFolder:
     def new_table(self) -> Path:
         numbers = [int(path.name.rpartition("-")[2]) for path in self.path.glob("table-*")]
         return self.path / f"table-{max(numbers, default=0) + 1}"
-
-
-def _check_unchanged(path: Path, header: dict[str, Any]) -> None:
-    """Raise ModelError if a folder is of the model `header` with other weights."""
-    try:
-        other = read_json(path)
-    except ModelError as error:
-        raise ModelError(f"{error}; `paceline forget` removes it") from error
-    same = all(other.get(name) == header[name] for name in ("model", "engine"))
-    if same and other.get("fingerprint") != header["fingerprint"]:
-        raise ModelError(
-            f"{header['model']} has changed since it was learnt from: its weights are not those "
-            f"of {path.parent}; remove that with `paceline forget --model {header['model']}`, and "
-            "learn again"
-        )

@@ -15,7 +15,7 @@ _WORD = re.compile(
 )
 
 _GRAM = 4
-"""Words in a row of which figures and near duplicates are counted."""
+"""Words in a row of which near duplicates are counted."""
 
 _MAX_SEEN = 0.5
 """A prompt of which more of its runs of `_GRAM` words occurred before is a near duplicate."""
@@ -45,7 +45,6 @@ class Variety:
         """Begin without prompts; those too much like one of `excluded` will be dropped."""
         self._excluded: set[int] = set()
         self._grams: set[int] = set()
-        self._all_grams = 0
         self._openings = Counter[str]()
         self.dropped = Counter[str]()
         for text in excluded:
@@ -56,9 +55,7 @@ class Variety:
 
     def add(self, text: str, kind: str = "") -> None:
         """Count a prompt that was accepted in an earlier run."""
-        grams = [*_grams(_words(text), _GRAM)]
-        self._grams.update(grams)
-        self._all_grams += len(grams)
+        self._grams.update(_grams(_words(text), _GRAM))
         self._openings[kind] += 1
 
     def accepts(self, text: str, kind: str = "") -> bool:
@@ -77,7 +74,6 @@ class Variety:
     def figures(self) -> dict[str, Any]:
         return {
             "prompts": len(self),
-            "distinct_4_grams": len(self._grams) / max(self._all_grams, 1),
             "openings": dict(self._openings.most_common()),
             "dropped": dict(self.dropped),
         }

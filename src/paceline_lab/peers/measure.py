@@ -1,7 +1,7 @@
 """Rows of a record: all peers and paceline on the same questions, interleaved.
 
 Ratios are taken within a round. An answer is compared with that of the peer's own first mode
-(`same_tokens`) and with paceline's (`same_as_paceline`); by tokens if both have them, else by text.
+(`same_tokens`): by tokens if both have them, else by text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,50 +77,41 @@ def _row(
     answers: Mapping[str, Sequence[PeerAnswer]],
     plain: str,
 ) -> Row:
-    peer_answers = answers[contender.name]
-    peer_plain, paceline_plain = answers[contender.own][0], answers[plain][0]
-    rates = [answer.rate for answer in peer_answers]
+    own = answers[contender.name]
+    peer_plain = answers[contender.own][0]
+    rates = [answer.rate for answer in own]
+
+    def over(base: str) -> list[float | None]:
+        """Ratios of decode speed, by round."""
+        pairs = zip(rates, [answer.rate for answer in answers[base]], strict=True)
+        return [rate / base_rate if rate and base_rate else None for rate, base_rate in pairs]
+
     measures: dict[str, Sequence[float | None]] = {
         DECODE: rates,
-        WHOLE: [answer.whole_rate for answer in peer_answers],
-        "first_token_seconds": [answer.first_token_seconds for answer in peer_answers],
-        "decode_seconds": [answer.decode_seconds for answer in peer_answers],
-        "ratio": _ratios(rates, answers[plain]),
+        WHOLE: [answer.whole_rate for answer in own],
+        "first_token_seconds": [answer.first_token_seconds for answer in own],
+        "decode_seconds": [answer.decode_seconds for answer in own],
+        "ratio": over(plain),
+        **({OWN: over(contender.own)} if contender.name != contender.own else {}),
     }
-    if contender.name != contender.own:
-        measures[OWN] = _ratios(rates, answers[contender.own])
+    drafts = [answer.draft for answer in own if answer.draft is not None]
+    counts = {"drafted": sum(n for n, _ in drafts), "accepted": sum(n for _, n in drafts)}
     return Row(
         question.name,
         question.prompt.kind,
         contender.name,
-        {name: complete for name, values in measures.items() if (complete := _complete(values))},
-        counts=_counts(peer_answers),
+        # A measure has a value for each round, or is left out.
+        {
+            name: complete
+            for name, values in measures.items()
+            if len(complete := [value for value in values if value is not None]) == len(values)
+        },
+        counts=counts if len(drafts) == len(own) else {},
         facts={
             "peer": contender.peer.name,
-            "tokens": peer_answers[0].count,
+            "tokens": own[0].count,
             "prompt_tokens": len(question.tokens),
-            "same_tokens": all(answer.same(peer_plain) for answer in peer_answers),
-            "same_as_paceline": all(answer.same(paceline_plain) for answer in peer_answers),
+            "same_tokens": all(answer.same(peer_plain) for answer in own),
             **({"token_ids": [*(peer_plain.tokens or [])]} if contender.name == plain else {}),
         },
     )
-
-
-def _counts(answers: Sequence[PeerAnswer]) -> dict[str, int]:
-    """Draft tokens of all rounds, and those accepted; empty if a peer does not say."""
-    drafts = [answer.draft for answer in answers if answer.draft is not None]
-    if len(drafts) < len(answers):
-        return {}
-    return {"drafted": sum(n for n, _ in drafts), "accepted": sum(n for _, n in drafts)}
-
-
-def _ratios(rates: Sequence[float | None], others: Sequence[PeerAnswer]) -> list[float | None]:
-    """Ratios over the others' rates by round; None if one of the two is missing."""
-    pairs = zip(rates, [answer.rate for answer in others], strict=True)
-    return [rate / other_rate if rate and other_rate else None for rate, other_rate in pairs]
-
-
-def _complete(values: Sequence[float | None]) -> list[float]:
-    """The values; none if one is missing, because an index is a round."""
-    numbers = [value for value in values if value is not None]
-    return numbers if len(numbers) == len(values) else []

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.storage.report import Table
 from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import Row
-from paceline_lab.bench.summary import is_loop, number
+from paceline_lab.bench.summary import count_of, loop_cases, number
 from paceline_lab.peers.llama_server.binary import PROGRAM
 from paceline_lab.peers.measure import DECODE, OWN, WHOLE
 from paceline_lab.peers.paceline_peer import AUTO
@@ -31,11 +31,7 @@ def speeds(rows: Sequence[Row]) -> dict[str, Any]:
     """
     names = [*dict.fromkeys(row.contender for row in rows)]
     reference = _REFERENCE if _REFERENCE in names else PLAIN
-    loops = {
-        row.case
-        for row in rows
-        if row.contender == PLAIN and is_loop(row.facts.get("token_ids", []))
-    }
+    loops = loop_cases(rows)
     bases = {row.case: row for row in rows if row.contender == reference}
     contenders = {
         name: _figures([row for row in rows if row.contender == name], bases, loops)
@@ -52,12 +48,11 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
     yield title, [*head, "drafts accepted"], [*_speed_lines(aggregates["contenders"])]
     yield (
         "texts, and speed over the peer's own plain decoding",
-        ["contender", "changed its text", "has our text", "/ own plain"],
+        ["contender", "changed its text", "/ own plain"],
         [
             [
                 name,
                 f"{figures['texts_changed']} of {figures['answers']}",
-                f"{figures['texts_of_paceline']} of {figures['answers']}",
                 number(figures.get("over_own_plain")),
             ]
             for name, figures in aggregates["contenders"].items()
@@ -84,9 +79,8 @@ def _figures(
         **({"whole_answer": geometric_mean(whole.values())} if whole else {}),
         **({"over_own_plain": geometric_mean(own)} if own else {}),
         "texts_changed": sum(not row.facts["same_tokens"] for row in rows),
-        "texts_of_paceline": sum(bool(row.facts.get("same_as_paceline")) for row in rows),
         "answers": len(rows),
-        **{name: sum(_count(row, name) for row in rows) for name in ("drafted", "accepted")},
+        **{name: sum(count_of(row, name) for row in rows) for name in ("drafted", "accepted")},
     }
 
 
@@ -105,11 +99,6 @@ def _spread(ratios: Mapping[str, float]) -> dict[str, float]:
     if not values:
         return {}
     return {"mean": geometric_mean(values), "median": median(values), "least": min(values)}
-
-
-def _count(row: Row, name: str) -> int:
-    count = row.counts.get(name, 0)
-    return count if isinstance(count, int) else 0
 
 
 def _speed_lines(contenders: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -1,48 +1,74 @@
 """The charts of a record: every chart that its rows have the measures for, whatever the command.
 
-This module depends on the names of measures (`record.Row`), not on how charts look, nor on files.
-Prefill is drawn apart from decode.
+A chart has groups (kinds of prompts, lengths, depths or blocks), one below the other, with a mark
+per contender, and has its values as a table, too. `drawing.py` draws it. This module depends on the
+names of measures (`record.Row`), not on how charts look, nor on files. Prefill is drawn apart from
+decode.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
-from operator import attrgetter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, geometric_mean, median
 
+from paceline.storage.report import Table
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
 from paceline_lab.bench.record import Record, Row, Spread, spread
-from paceline_lab.report.shapes import Chart, Curves, Dots
 
-_OVER = {
+_AXES = {
     "prompt_tokens": "tokens of the prompt",
     "depth": "tokens of context before the question",
     "block": "rows of a block",
 }
-"""Axis labels for the numbers of `Row.at`."""
+"""Words for the numbers of `Row.at`."""
 
-_CURVES = (
+_SPEEDS = (
     ("ratio", "Speed over plain decoding", 1.0),
+    ("ratio_own_plain", "Speed over its own plain decoding", 1.0),
     ("tokens_per_step", "Tokens per step (tau)", None),
+)
+_RATES = (
     ("decode_tokens_per_second", "Decode, tokens a second", None),
     ("prefill_tokens_per_second", "Prefill, tokens a second", None),
 )
-_OWN = ("ratio_own_plain", "Speed over its own plain decoding", 1.0)
-"""Speed-up of a peer's own speculation."""
-_MIN_DRAFTS = 5
-"""Positions with fewer draft tokens are left out: their acceptance rate is noise."""
+"""Of charts by a number alone: rates of different prompts have no mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    slug: str
+    title: str
+    note: str
+    """How to read it, in a sentence or two."""
+    measure: str
+    """Label of the x axis."""
+    groups: Sequence[str]
+    series: Mapping[str, Sequence[Spread | None]]
+    """Name -> one value per group."""
+    line: float | None = None
+    """Value of the baseline."""
+
+    @property
+    def table(self) -> Table:
+        """The values: a line per group, a column per name."""
+        columns = zip(*self.series.values(), strict=True)
+        rows = [
+            [group, *("" if spread is None else str(spread) for spread in column)]
+            for group, column in zip(self.groups, columns, strict=True)
+        ]
+        return self.measure, ["", *self.series], rows
 
 
 def record_charts(record: Record) -> list[Chart]:
     """The charts of a record, the most important first."""
     # Records made before 2026-11-27 have rows of first requests after loading ("cold").
     rows = [row for row in record.rows if row.at.get("state") != "cold"]
-    charts: list[Chart] = []
     axes = _axes(rows)
-    for axis in axes:
-        charts += _curves(rows, axis)
-    if not axes:
-        charts += _by_group(rows)
-    return [*charts, *_positions(rows)]
+    charts = [
+        _chart(rows, axis, *measure)
+        for axis in axes or [""]
+        for measure in (*_SPEEDS, *(_RATES if axes else ()))
+    ]
+    return [chart for chart in charts if chart is not None]
 
 
 def _axes(rows: Sequence[Row]) -> list[str]:
@@ -55,101 +81,58 @@ def _axes(rows: Sequence[Row]) -> list[str]:
     return [name for name, numbers in values.items() if len(numbers) > 1]
 
 
-def _curves(rows: Sequence[Row], place: str) -> Iterator[Chart]:
-    for measure, title, line in _CURVES:
-        groups: dict[str, dict[float, list[Row]]] = {}
-        for row in rows:
-            at = row.at.get(place, "")
-            if measure not in row.measures or isinstance(at, str):
-                continue
-            # Contenders that differ in the block alone are one line.
-            name = str(row.facts.get("way", row.contender)) if place == "block" else row.contender
-            groups.setdefault(name, {}).setdefault(float(at), []).append(row)
-        curves = {
-            name: [(at, _joined(rows_at, measure)) for at, rows_at in sorted(places.items())]
-            for name, places in groups.items()
-            if not _is_baseline(measure, [row for rows_at in places.values() for row in rows_at])
-        }
-        joined = [rows_at for places in groups.values() for rows_at in places.values()]
-        over = _OVER.get(place, place)
-        if curves:
-            yield Curves(
-                f"{measure}-by-{place}",
-                f"{title}, by {over}",
-                _range_note(joined, measure),
-                over,
-                title.lower(),
-                curves,
-                line,
-                digits=0 if measure == "prefill_tokens_per_second" else 2,
-            )
-
-
-def _by_group(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Speed-up and tokens per step by kind of prompt; by case if there is only one kind."""
-    for measure, title, line in (*_CURVES[:2], _OWN):
-        measured = [row for row in rows if measure in row.measures]
-        kinds = list(dict.fromkeys(row.kind for row in measured))
-        group_of: Callable[[Row], str] = attrgetter("kind" if len(kinds) > 1 else "case")
-        groups = list(dict.fromkeys(map(group_of, measured)))
-        names = [
-            name
-            for name in dict.fromkeys(row.contender for row in measured)
-            if not _is_baseline(measure, [row for row in measured if row.contender == name])
-        ]
-        if not names:
+def _chart(
+    rows: Sequence[Row], axis: str, measure: str, title: str, line: float | None
+) -> Chart | None:
+    """A chart of a measure by a number, else by kind of prompt, or by prompt if all are of one."""
+    rows = [row for row in rows if measure in row.measures]
+    what, by = _AXES.get(axis, axis), axis
+    if not axis:
+        by = "kind" if len({row.kind for row in rows}) > 1 else "case"
+        what = "kind of prompt" if by == "kind" else "prompt"
+    grouped: dict[str, dict[str, list[Row]]] = {}
+    places = set[float]()
+    for row in rows:
+        place = row.at.get(axis, "") if axis else 0
+        if isinstance(place, str):
             continue
-        dots: dict[str, list[Spread | None]] = {}
-        joined: list[Sequence[Row]] = []
-        for name in names:
-            contender_rows = [row for row in measured if row.contender == name]
-            columns = [
-                [row for row in contender_rows if group_of(row) == group] for group in groups
-            ]
-            joined += columns
-            columns = [contender_rows, *columns] if len(groups) > 1 else columns
-            dots[name] = [_joined(column, measure) if column else None for column in columns]
-        what = "kind of prompt" if len(kinds) > 1 else "prompt"
-        yield Dots(
-            f"{measure}-by-{what.split(maxsplit=1)[0]}",
-            f"{title}, by {what}",
-            _range_note(joined, measure),
-            title.lower(),
-            ["all", *groups] if len(groups) > 1 else groups,
-            dots,
-            line,
-            log=measure.startswith("ratio"),
-        )
+        places.add(place)
+        # Contenders that differ in the block alone are one mark.
+        name = str(row.facts.get("way", row.contender)) if axis == "block" else row.contender
+        group = f"{place:g}" if axis else str(getattr(row, by))
+        grouped.setdefault(name, {}).setdefault(group, []).append(row)
+    series = {
+        name: of_groups
+        for name, of_groups in grouped.items()
+        if not _is_baseline(measure, [*_rows(of_groups)])
+    }
+    if not series:
+        return None
+    groups = [*dict.fromkeys(group for of_groups in series.values() for group in of_groups)]
+    if axis:
+        groups = [group for place in sorted(places) if (group := f"{place:g}") in groups]
+    elif len(groups) > 1:
+        groups = ["all", *groups]
+        series = {name: {"all": [*_rows(one)], **one} for name, one in series.items()}
+    return Chart(
+        f"{measure}-by-{by if axis else what.partition(' ')[0]}",
+        f"{title}, by {what}",
+        _range_note(
+            [rows for of_groups in series.values() for rows in of_groups.values()], measure
+        ),
+        title.lower(),
+        groups,
+        {
+            name: [_joined(one[group], measure) if group in one else None for group in groups]
+            for name, one in series.items()
+        },
+        line,
+    )
 
 
-def _positions(rows: Sequence[Row]) -> Iterator[Chart]:
-    """Acceptance rate by position in the draft."""
-    curves = {}
-    for name in dict.fromkeys(row.contender for row in rows):
-        contender_rows = [row for row in rows if row.contender == name]
-        drafted = _summed(contender_rows, "drafted_at")
-        accepted = _summed(contender_rows, "accepted_at")
-        points = [
-            (place, _single(accepted_here / tried))
-            for place, (tried, accepted_here) in enumerate(
-                zip_longest(drafted, accepted, fillvalue=0), start=1
-            )
-            if tried >= _MIN_DRAFTS
-        ]
-        if points:
-            curves[name] = points
-    if curves:
-        yield Curves(
-            "acceptance-by-position",
-            "Acceptance rate by position in the draft",
-            "The share of the draft tokens at a position that were accepted, with all before them; "
-            f"positions with under {_MIN_DRAFTS} draft tokens are left out. Long drafts are made "
-            "where acceptance is likely, so a line may rise.",
-            "position in the draft",
-            "acceptance rate",
-            curves,
-            spacing="linear",
-        )
+def _rows(groups: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
+    for rows in groups.values():
+        yield from rows
 
 
 def _joined(rows: Sequence[Row], measure: str) -> Spread:
@@ -178,16 +161,3 @@ def _is_baseline(measure: str, rows: Sequence[Row]) -> bool:
     if measure == "ratio":
         return all(value == 1 for row in rows for value in row.measures[measure])
     return measure == "tokens_per_step" and rows[0].contender in (PLAIN, SINGLE_ROW)
-
-
-def _summed(rows: Sequence[Row], name: str) -> list[int]:
-    sums: list[int] = []
-    for row in rows:
-        counts = row.counts.get(name, [])
-        if isinstance(counts, list):
-            sums = [a + b for a, b in zip_longest(sums, counts, fillvalue=0)]
-    return sums
-
-
-def _single(value: float) -> Spread:
-    return Spread(value, value, value)

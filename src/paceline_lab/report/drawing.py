@@ -1,7 +1,7 @@
-"""Draws charts (`shapes.py`) with matplotlib.
+"""Draws charts (`charts.py`) with matplotlib.
 
-Invariants: markers and dashes distinguish what colours do; a range is drawn if there is
-one; the same chart gives the same bytes, whatever the user's matplotlib settings are.
+Invariants: markers distinguish what colours do; a range is drawn if there is one; the same chart
+gives the same bytes, whatever the user's matplotlib settings are.
 """
 
 import io
@@ -12,29 +12,23 @@ from typing import Any, Literal
 
 from paceline.errors import MissingExtra, pip_install
 from paceline.models import cache_dir
-from paceline_lab.bench.record import Spread
-from paceline_lab.report.shapes import Chart, Curves, Dots
+from paceline_lab.report.charts import Chart
 
 _WIDTH = 7.5  # inches
 _LINE_LETTERS = 80
 """Letters that fit on a line below a chart; a mark is as wide as six."""
 
-_LOOKS = (
-    ("#0072b2", "o", "-"),
-    ("#d55e00", "s", "--"),
-    ("#009e73", "^", "-."),
-    ("#cc79a7", "D", ":"),
-    ("#e69f00", "v", (0, (5, 1, 1, 1, 1, 1))),
-    ("#56b4e9", "P", (0, (8, 2))),
-    ("#000000", "X", (0, (1, 3))),
-    ("#7f7f7f", "*", (0, (3, 1))),
-    ("#332288", "<", (0, (1, 1))),
-    ("#882255", ">", (0, (6, 1))),
-    ("#44aa99", "p", (0, (2, 4))),
-    ("#999933", "d", (0, (9, 2, 2, 2))),
+_LOOKS = tuple(
+    zip(
+        (
+            *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"),
+            *("#7f7f7f", "#332288", "#882255", "#44aa99", "#999933"),
+        ),
+        "os^DvPX*<>pd",
+        strict=True,
+    )
 )
-"""Colour (Okabe and Ito's, then some of Tol's, both safe for the colour-blind), marker,
-dashes."""
+"""Colour (Okabe and Ito's, then some of Tol's, both safe for the colour-blind), and marker."""
 
 _SETTINGS: Mapping[str, Any] = {
     "svg.hashsalt": "paceline",
@@ -58,10 +52,7 @@ def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()
         axes = figure.add_subplot()
         if chart.series.keys().isdisjoint(names):
             names = ()
-        if isinstance(chart, Dots):
-            _draw_dots(chart, axes, names)
-        else:
-            _draw_curves(chart, axes, names)
+        _draw(chart, axes, names)
         if form == "png":
             axes.set_title(chart.title)
         return _saved(figure, form)
@@ -90,18 +81,17 @@ def _new_figure() -> Iterator[Any]:
         yield matplotlib.figure.Figure(layout="constrained")
 
 
-def _draw_dots(chart: Dots, axes: Any, names: Sequence[str]) -> None:
+def _draw(chart: Chart, axes: Any, names: Sequence[str]) -> None:
     room = 0.8 / len(chart.series)
     height = 1.6 + len(chart.groups) * (0.22 + 0.17 * len(chart.series))
     axes.figure.set_size_inches(_WIDTH, height)
     axes.set_xlabel(chart.measure)
-    if chart.log:
-        spreads = [spread for column in chart.series.values() for spread in column if spread]
-        _log(axes.xaxis, spreads, chart.line)
     if chart.line is not None:
+        spreads = [spread for column in chart.series.values() for spread in column if spread]
+        _log(axes, [chart.line, *(end for spread in spreads for end in spread)])
         axes.axvline(chart.line, color="black", linewidth=0.8)
     for number, (name, column) in enumerate(chart.series.items()):
-        colour, marker, _ = _look(name, names, number)
+        colour, marker = _look(name, names, number)
         marks = [(place, spread) for place, spread in enumerate(column) if spread is not None]
         heights = [place - 0.4 + room * (number + 0.5) for place, _ in marks]
         middle = [spread.median for _, spread in marks]
@@ -115,7 +105,7 @@ def _draw_dots(chart: Dots, axes: Any, names: Sequence[str]) -> None:
         axes.plot(
             middle, heights, marker, color=colour, markeredgecolor="black", label=name, markersize=7
         )
-    if not chart.log:
+    if chart.line is None:
         axes.set_xlim(left=0)
     for place in range(1, len(chart.groups)):
         axes.axhline(place - 0.5, color="0.85", linewidth=0.8)
@@ -127,59 +117,20 @@ def _draw_dots(chart: Dots, axes: Any, names: Sequence[str]) -> None:
     _legend(axes)
 
 
-def _draw_curves(chart: Curves, axes: Any, names: Sequence[str]) -> None:
-    axes.figure.set_size_inches(_WIDTH, 4.2)
-    axes.set_xlabel(chart.over)
-    axes.set_ylabel(chart.measure)
-    places = chart.places
-    where = {at: float(place) for place, at in enumerate(places)}
-    if chart.spacing != "even":
-        where = {at: at for at in places}
-    if chart.spacing != "linear":
-        axes.set_xticks([*where.values()], [f"{at:g}" for at in places])
-        axes.minorticks_off()
-    if chart.line is not None:
-        axes.axhline(chart.line, color="black", linewidth=0.8)
-    for number, (name, points) in enumerate(chart.series.items()):
-        colour, marker, dashes = _look(name, names, number)
-        positions = [where[at] for at, _ in points]
-        middle = [spread.median for _, spread in points]
-        below = [spread.median - spread.least for _, spread in points]
-        above = [spread.most - spread.median for _, spread in points]
-        axes.errorbar(
-            positions,
-            middle,
-            yerr=(below, above) if any(below) or any(above) else None,
-            color=colour,
-            marker=marker,
-            linestyle=dashes,
-            markeredgecolor="black",
-            label=name,
-            capsize=3,
-            elinewidth=1,
-        )
-    axes.set_ylim(bottom=0)
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    _legend(axes)
-
-
-def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str, Any]:
+def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str]:
     """Look by the index in `names`; of another name, by its number after those."""
     place = names.index(name) if name in names else len(names) + number
     return _LOOKS[place % len(_LOOKS)]
 
 
-def _log(axis: Any, spreads: Sequence[Spread], line: float | None) -> None:
-    """Make an axis logarithmic, with round numbers as ticks."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    ends = [value for spread in spreads for value in (spread.least, spread.most)]
-    ends += [] if line is None else [line]
-    least, most = min(ends), max(ends)
+def _log(axes: Any, values: Sequence[float]) -> None:
+    """Make the x axis logarithmic, with round numbers as ticks."""
+    axes.set_xscale("log")
+    least, most = min(values), max(values)
     known = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64]
     ticks = [value for value in known if least * 0.8 <= value <= most * 1.25]
-    axis.set_ticks(ticks, [f"{value:g}" for value in ticks])
-    axis.minorticks_off()
+    axes.xaxis.set_ticks(ticks, [f"{value:g}" for value in ticks])
+    axes.xaxis.minorticks_off()
 
 
 def _legend(axes: Any) -> None:

@@ -4,7 +4,7 @@ Invariant: the same results give the same bytes, so the output has no current ti
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import InvalidRequest
@@ -37,77 +37,56 @@ _COLUMNS = (
 )
 
 
-def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
-    """Draw results of `bench ... --output`; the paths written, the page first.
+_SAME = {"True": "yes", "False": "NO"}
 
-    The output is a folder for the page and every chart as PNG, or the page alone if its name ends
-    in `.html`. Raises InvalidRequest if a file is no result, or the output cannot be written, and
-    MissingExtra if matplotlib is not installed.
+
+def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
+    """Draw results of `bench ... --output`: a page, and every chart as PNG, in the folder `output`.
+
+    Returns the paths written, the page first. Raises InvalidRequest if a file is no result, two
+    have one name, or the folder cannot be written, and MissingExtra if matplotlib is not installed.
     """
-    records = dict(zip(_names(paths), map(read_record, paths), strict=True))
-    sections, pictures = [], {}
-    alone = output.suffix == ".html"
+    records = {path.stem: read_record(path) for path in paths}
+    if len(records) < len(paths):
+        raise InvalidRequest("two results have the same name; rename one")
+    sections, written = [], {output / _PAGE: b""}
     for name, record in records.items():
         charts = record_charts(record)
         drawn = [(chart, picture(chart, "svg", record.contenders)) for chart in charts]
         about = _ABOUT.get(record.kind, f"a result of the kind {record.kind}")
         tables = group_tables(record.rows) if record.kind == "run" else []
         sections.append(Section(name, about, [*_facts(record)], drawn, _every(record), tables))
-        if not alone:
-            for chart in charts:
-                slug = re.sub(r"[^a-z0-9_-]+", "-", chart.slug)
-                pictures[f"{name}-{slug}.png"] = picture(chart, "png", record.contenders)
-    text = page("paceline: " + ", ".join(records), sections)
-    if alone:
-        written = {output: text.encode()}
-    else:
-        with writing(output):
-            output.mkdir(parents=True, exist_ok=True)
-        written = {output / _PAGE: text.encode()}
-        written |= {output / name: content for name, content in pictures.items()}
+        for chart in charts:
+            slug = re.sub(r"[^a-z0-9_-]+", "-", chart.slug)
+            written[output / f"{name}-{slug}.png"] = picture(chart, "png", record.contenders)
+    written[output / _PAGE] = page("paceline: " + ", ".join(records), sections).encode()
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
     for path, content in written.items():
         with writing(path):
             write_bytes(path, content)
     return [*written]
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Names of the results: those of their files, numbered if they are the same.
-
-    Raises InvalidRequest if a file is named twice.
-    """
-    names: list[str] = []
-    if len(set(paths)) < len(paths):
-        raise InvalidRequest("a result is named twice; name each once")
-    for path in paths:
-        name, number = path.stem, 2
-        while name in names:
-            name, number = f"{path.stem}-{number}", number + 1
-        names.append(name)
-    return names
-
-
 def _facts(record: Record) -> Iterator[tuple[str, str]]:
-    model, engine = record.model or {}, record.engine or {}
+    model = record.model or {}
     yield "command", record.command
     yield "made", record.made
-    yield "machine", ", ".join(f"{name} {value}" for name, value in record.machine.items())
+    yield "machine", _listed(record.machine)
     if model:
         yield "model", f"{model.get('name')} ({model.get('fingerprint', '')[:12]})"
-    yield "engine", ", ".join(f"{name} {value}" for name, value in engine.items() if value)
-    yield (
-        "versions",
-        ", ".join(
-            f"{name} {version}"
-            for name, version in {"paceline": record.paceline, **record.versions}.items()
-            if version
-        ),
-    )
+    yield "engine", _listed(record.engine or {})
+    yield "versions", _listed({"paceline": record.paceline, **record.versions})
     if record.suite_sha256:
         yield "prompts (SHA-256)", record.suite_sha256[:12]
-    if any("same_tokens" in row.facts for row in record.rows):
+    same: dict[str, list[bool]] = {}
+    for row in record.rows:
+        if "same_tokens" in row.facts:
+            same.setdefault(row.contender, []).append(bool(row.facts["same_tokens"]))
+    if same:
         whose = "the contender's own plain ones" if record.kind == "peers" else "plain decoding's"
-        yield f"answers equal to {whose}", "; ".join(_same(record))
+        counts = (f"{name} {sum(found)} of {len(found)}" for name, found in same.items())
+        yield f"answers equal to {whose}", "; ".join(counts)
     if record.kind == "run" and record.rows:
         yield "answers", next(notes(record.rows))
     if skipped := record.summary.get("skipped"):
@@ -115,31 +94,21 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "skipped: they do not fit the context", ", ".join(names)
 
 
-def _same(record: Record) -> Iterator[str]:
-    """By contender, the number of cases in which its tokens equal plain decoding's."""
-    for name in record.contenders:
-        verdicts = [
-            row.facts["same_tokens"]
-            for row in record.rows
-            if row.contender == name and "same_tokens" in row.facts
-        ]
-        if verdicts:
-            yield f"{name} {sum(map(bool, verdicts))} of {len(verdicts)}"
+def _listed(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value)
 
 
 def _every(record: Record) -> Table:
     """All rows, with a column per measure that any of them has."""
-    columns = [
-        column for column in _COLUMNS if any(column[0] in row.measures for row in record.rows)
-    ]
-    same = any("same_tokens" in row.facts for row in record.rows)
-    head = ["case", "contender", *(title for _, title, _ in columns), *(["same"] if same else [])]
+    known = {measure for row in record.rows for measure in row.measures}
+    columns = [column for column in _COLUMNS if column[0] in known]
+    head = ["case", "contender", *(title for _, title, _ in columns), "same"]
     rows = [
         [
             row.case,
             row.contender,
             *(_cell(row, measure, digits) for measure, _, digits in columns),
-            *([_yes(row.facts.get("same_tokens"))] if same else []),
+            _SAME.get(str(row.facts.get("same_tokens")), ""),
         ]
         for row in record.rows
     ]
@@ -149,7 +118,3 @@ def _every(record: Record) -> Table:
 def _cell(row: Row, measure: str, digits: int) -> str:
     spread = row.spread(measure)
     return "" if spread is None else spread.rounded(digits)
-
-
-def _yes(value: object) -> str:
-    return "" if value is None else "yes" if value else "NO"

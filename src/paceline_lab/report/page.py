@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from paceline.storage.report import Table
-from paceline_lab.report.shapes import Chart
+from paceline_lab.report.charts import Chart
 
 
 @dataclass(frozen=True, slots=True)

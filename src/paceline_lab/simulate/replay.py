@@ -163,15 +163,6 @@ def simulate(
         watch(done)
 
 
-def steps(
-    recording: Recording, drafters: Sequence[Drafter], policy: Policy, cost: CostTable
-) -> Iterator[SimulatedStep]:
-    """Steps after prefill. They depend on `cost` only if the policy reads the clock."""
-    generation = _generation(recording, drafters, policy)
-    for _, step in _steps(generation, recording, _CallCosts(cost)):
-        yield step
-
-
 def drafter_resources(
     model: str, options: Mapping[str, Options], progress: Progress
 ) -> DrafterResources:

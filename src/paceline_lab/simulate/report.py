@@ -13,9 +13,6 @@ from paceline_lab.simulate.replay import Simulation
 POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 31)
 """Printed positions in a draft."""
 
-_MAX_TEXT_ROWS = 200
-"""With more texts, a record has a row per kind of text, not per text."""
-
 
 class Total:
     """All texts with one drafter and policy."""
@@ -58,57 +55,38 @@ class Total:
         """Total of the texts of a kind."""
         return Total(one for one in self.simulations if one.recording.kind == kind)
 
-    def row(self, case: str, kind: str, contender: str) -> Row:
-        """The total as a row of a record."""
-        measures = {
-            "ratio": self.expected,
-            "tokens_per_step": self.ideal,
-            "acceptance_rate": self.counts["accepted"] / max(self.counts["drafted"], 1),
-            "decode_seconds": self.sum(lambda simulation: simulation.seconds),
-        }
-        return self._row(case, kind, contender, measures, self.counts)
-
-    def plain_row(self, case: str, kind: str) -> Row:
-        """Plain decoding of the same texts as a row."""
-        seconds = self.sum(lambda simulation: simulation.plain_seconds)
-        measures = {"ratio": 1.0, "tokens_per_step": 1.0, "decode_seconds": seconds}
-        steps = int(self.sum(lambda simulation: simulation.decoded))
-        counts = {"steps": steps, "drafted": 0, "accepted": 0}
-        return self._row(case, kind, PLAIN, measures, counts)
-
-    def _row(
-        self,
-        case: str,
-        kind: str,
-        contender: str,
-        measures: Mapping[str, float],
-        counts: Mapping[str, Any],
+    def row(
+        self, kind: str, contender: str, measures: Mapping[str, float], counts: Mapping[str, Any]
     ) -> Row:
+        """Return a row of a record for these texts."""
         recordings = [simulation.recording for simulation in self.simulations]
         facts = {
             "tokens": sum(len(recording.answer) for recording in recordings),
             "prompt_tokens": sum(len(recording.prompt) for recording in recordings),
         }
-        single = {name: [value] for name, value in measures.items()}
+        case, single = f"{len(recordings)} texts", {name: [one] for name, one in measures.items()}
         return Row(case, kind, contender, single, counts=counts, facts=facts)
 
 
 def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
-    """Rows of plain decoding and of all contenders: per text, or per kind of many texts."""
+    """Rows of plain decoding and of all contenders: per kind of text."""
     first = next(iter(totals.values()))
-    if len(first.simulations) > _MAX_TEXT_ROWS:
-        for kind in kinds_of(first):
-            count = len(first.of(kind).simulations)
-            yield first.of(kind).plain_row(f"{count} texts", kind)
-            yield from (
-                total.of(kind).row(f"{count} texts", kind, n) for n, total in totals.items()
-            )
-        return
-    for place, simulation in enumerate(first.simulations):
-        case, kind = simulation.recording.id, simulation.recording.kind
-        yield Total([simulation]).plain_row(case, kind)
+    for kind in kinds_of(first):
+        texts = first.of(kind)
+        seconds = texts.sum(lambda simulation: simulation.plain_seconds)
+        measures = {"ratio": 1.0, "tokens_per_step": 1.0, "decode_seconds": seconds}
+        steps = int(texts.sum(lambda simulation: simulation.decoded))
+        yield texts.row(kind, PLAIN, measures, {"steps": steps, "drafted": 0, "accepted": 0})
         for name, total in totals.items():
-            yield Total([total.simulations[place]]).row(case, kind, name)
+            of_kind = total.of(kind)
+            counts = of_kind.counts
+            measures = {
+                "ratio": of_kind.expected,
+                "tokens_per_step": of_kind.ideal,
+                "acceptance_rate": counts["accepted"] / max(counts["drafted"], 1),
+                "decode_seconds": of_kind.sum(lambda simulation: simulation.seconds),
+            }
+            yield of_kind.row(kind, name, measures, counts)
 
 
 def kinds_of(total: Total) -> list[str]:

@@ -13,6 +13,8 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
+from paceline.runtime.prompt import encode_prompt
+from paceline.runtime.request import check
 from paceline.storage.files import json_lines
 from paceline.storage.text import decode
 from paceline_lab.bench.record import FORM as RECORD
@@ -82,13 +84,9 @@ class Texts:
             messages = [{"role": "user", "content": entry["prompt"]}]
         if messages is None or "prompt_token_ids" in entry:
             return self._tokens(entry, ("prompt_token_ids", "prompt"), "a prompt (or messages)")
-        if not (
-            isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
-        ):
+        if not (isinstance(messages, list) and all(isinstance(one, dict) for one in messages)):
             raise ValueError("messages is no list of objects")
-        files = self._files()
-        control = files.control_text
-        return control.encode(files.template.render(control.guarded_messages(messages)))
+        return encode_prompt(self._files(), messages, check({}))[0]
 
     def _tokens(self, entry: Mapping[str, Any], names: Sequence[str], what: str) -> list[int]:
         """The first of some fields that the entry has, as token ids."""

@@ -24,9 +24,9 @@ from paceline_lab.bench.ab_test import (
     max_context,
     options_facts,
 )
+from paceline_lab.bench.journal import journal_path
 from paceline_lab.bench.record import Record, Row
 from paceline_lab.bench.summary import all_same_tokens
-from paceline_lab.journals import journal_path
 from paceline_lab.sweep.cases import LENGTHS, dense_text, length_cases, measured
 
 NAME = Path("seeds")

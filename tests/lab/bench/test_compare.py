@@ -57,7 +57,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def compare(*paths: Path, **options: Any) -> dict[str, Any]:
-    report = bench_compare(paths, **{"measure": "ratio", "anyway": False, **options})
+    report = bench_compare(*paths, **{"measure": "ratio", "anyway": False, **options})
     assert report.passed
     for _, head, rows in report.tables:
         assert all(len(row) == len(head) for row in rows)
@@ -65,19 +65,17 @@ def compare(*paths: Path, **options: Any) -> dict[str, Any]:
     return value
 
 
-def test_what_all_have_is_laid_side_by_side(write: Write):
+def test_what_both_have_is_laid_side_by_side(write: Write):
     found = compare(write("old", RECORD), write("new", replace(RECORD, rows=FASTER)))
     # Plain is what ratios are taken to; the cases are the first one's.
     assert [(row["case"], row["contender"]) for row in found["rows"]] == [("a", "x"), ("b", "x")]
     a, b = found["rows"]
-    assert a["found"] == [
-        {"median": 2, "least": 1, "most": 3},
-        {"median": 1.5, "least": 1.0, "most": 2.0},
-    ]
+    assert a["before"] == {"median": 2, "least": 1, "most": 3}
+    assert a["after"] == {"median": 1.5, "least": 1.0, "most": 2.0}
     # As wide as it can be: the rounds of two runs do not belong together.
-    assert a["over_first"] == [{"median": 0.75, "least": 1 / 3, "most": 2.0}]
-    assert b["over_first"] == [{"median": 2.0, "least": 2.0, "most": 2.0}]
-    means = {each["kind"]: each["over_first"][0] for each in found["means"]}
+    assert a["quotient"] == {"median": 0.75, "least": 1 / 3, "most": 2.0}
+    assert b["quotient"] == {"median": 2.0, "least": 2.0, "most": 2.0}
+    means = {each["kind"]: each["quotient"] for each in found["means"]}
     assert means["all"] == {"median": pytest.approx(math.sqrt(1.5)), "least": 0.75, "most": 2.0}
     assert means["chat"]["median"] == pytest.approx(0.75)
     assert [Path(each["file"]).name for each in found["results"]] == ["old.json", "new.json"]

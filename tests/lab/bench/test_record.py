@@ -47,10 +47,10 @@ def test_a_record_is_written_and_read(path: Path):
 
 
 def test_the_head_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.argv", ["/some/where/paceline", "bench", "run", "--kind", "a b"])
+    monkeypatch.setattr("sys.argv", ["/some/where/paceline", "bench", "run", "--suite", "a b"])
     monkeypatch.setattr("paceline_lab.bench.record.PACKAGES", ("numpy", "no-such-package"))
     found = here()
-    assert found["command"] == "paceline bench run --kind 'a b'"
+    assert found["command"] == "paceline bench run --suite 'a b'"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found["made"])
     assert found["versions"].keys() == {"python", "numpy"}
     assert found["machine"]["cores"] >= 1

@@ -28,8 +28,7 @@ def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file:
         model,
         suite_file,
         load=load,
-        kinds=["chat"],
-        per_kind=1,
+        limit=1,
         rounds=2,
         max_tokens=10,
         drafter=["suffix", "ngram"],
@@ -47,7 +46,7 @@ def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file:
         "rounds": 2,
         "max_tokens": 10,
         "prompts": 1,
-        "kinds": ["chat"],
+        "limit": 1,
     }
     assert record.engine is not None
     assert record.engine["engine"] == "llamacpp"
@@ -88,7 +87,7 @@ def test_a_run_with_other_tokens_does_not_pass(model: Model, suite_file: Path):
     assert "NO" in {row[-1] for row in report.tables[-1][2]}
 
 
-def test_a_wrong_kind_drafter_or_policy_is_refused(model: Model, suite_file: Path):
-    for options in ({"kinds": ["poem"]}, {"drafter": ["magic"]}, {"policy": "best"}):
+def test_a_wrong_drafter_or_policy_is_refused(model: Model, suite_file: Path):
+    for options in ({"drafter": ["magic"]}, {"policy": "best"}):
         with pytest.raises(InvalidRequest):
             bench(model, suite_file, **options)

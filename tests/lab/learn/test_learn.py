@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from types import SimpleNamespace
@@ -15,12 +14,12 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
 from paceline.runtime.batching.request import BatchRequest
-from paceline.runtime.drafting import HEADER, installed_drafters, learnt_dir
+from paceline.runtime.drafting import installed_drafters, learnt_dir
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline_lab.cli import learn as command
 from paceline_lab.learn import data
-from paceline_lab.learn.folder import LearntFolder, TrainingAnswer
+from paceline_lab.learn.folder import TrainingAnswer
 from paceline_lab.learn.table import Gain, divided, is_gain
 from support.reports import report_of
 from support.tiny import write_tiny
@@ -195,15 +194,6 @@ def test_a_model_that_ends_no_prompt_is_refused(
         learn(tiny_files.name)
 
 
-def test_a_model_that_has_changed_is_refused_by_its_name(tiny_files: ModelFiles):
-    folder = LearntFolder(tiny_files).path
-    with pytest.raises(ModelError, match=tiny_files.name):
-        LearntFolder(replace(tiny_files, fingerprint="f" * 64))
-    (folder / HEADER).write_text("{")
-    with pytest.raises(ModelError, match="forget"):
-        LearntFolder(tiny_files)
-
-
 def test_a_line_that_is_no_answer_is_named(tiny_files: ModelFiles):
     path = answers_file(learn(tiny_files.name, 100))
     path.write_text('{"texts": ["a"], "prompt": [1], "answer": "2"}\n')
@@ -224,7 +214,7 @@ def test_learning_is_a_command_and_forgotten_by_another(
     tiny_files: ModelFiles, capsys: pytest.CaptureFixture[str]
 ):
     words = [tiny_files.name, "--tokens", "300", "--engine", "llamacpp"]
-    assert get_command(command.app).main(words, standalone_mode=False) == 0
+    assert get_command(command.learn.app).main(words, standalone_mode=False) == 0
     out, said = capsys.readouterr()
     assert "answers with" in out
     assert "nothing of it leaves this machine" in said

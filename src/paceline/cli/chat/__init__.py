@@ -8,17 +8,13 @@ from typer import Option
 
 from paceline.cli.answers import AnswerArguments
 from paceline.cli.console import read_stdin
-from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.cli.options import ModelOptions, Output, command
 from paceline.errors import InvalidRequest
-
-app = group()
 
 
 @command(
-    app,
     first=("model", "max_tokens", "temperature", "system", "stats", "keep", "quiet"),
     examples=("paceline chat", 'paceline chat -m qwen3-0.6b -s "Answer in one line."'),
-    bars={"json": ("tint",), "quiet": ("stats",)},
 )
 def chat(
     *,

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from paceline.cli import declare
 from paceline.cli.answers import value_of
-from paceline.cli.chat import clipboard
 from paceline.cli.chat.session import Session
 from paceline.cli.chat.terminal import HINT, Terminal
 from paceline.cli.console import as_unicode, json_text, say, say_error
@@ -183,13 +182,6 @@ def _undo(session: Session, argument: str) -> None:
     say(f"Undone: {session.undo()}.")
 
 
-def _copy(session: Session, argument: str) -> None:
-    text = session.last_answer
-    if text is None:
-        raise InvalidRequest("there is no answer yet")
-    say(f"{len(text)} characters are copied {clipboard.copy(text)}.")
-
-
 def _bye(session: Session, argument: str) -> None:
     raise EndOfChat
 
@@ -204,7 +196,6 @@ COMMANDS: Mapping[str, ChatCommand] = {
     "/clear": ChatCommand("", "begin a new conversation, with the same system message", _clear),
     "/regen": ChatCommand("", "answer the last message again", lambda s, _: s.answer_again()),
     "/undo": ChatCommand("", "take back the last message, /regen, /system, /clear or /load", _undo),
-    "/copy": ChatCommand("", "copy the last answer", _copy),
     "/bye": ChatCommand("", "end the chat", _bye),
 }
 

@@ -3,58 +3,38 @@
 Invariant: readable by this user alone; what cannot be read or written is left out.
 """
 
-import contextlib
-import json
-import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.storage.files import append_bytes
 from paceline.system.machine import cache_dir
 
-MAX_MESSAGES = 1000
-"""Older ones are dropped when there are twice as many."""
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
 
 
 def history_file() -> Path:
-    """The file of all messages: a JSON string on each line."""
-    return cache_dir() / "history" / "chat.jsonl"
+    """The file of all messages, in prompt_toolkit's format."""
+    return cache_dir() / "history" / "chat"
 
 
-class KeptHistory:
-    """The messages of earlier chats of this user."""
+def kept_history() -> "History":
+    """The messages of earlier chats of this user, to which those of this one are added."""
+    from prompt_toolkit.history import FileHistory
 
-    def __init__(self) -> None:
-        self._path = history_file()
-
-    def messages(self) -> list[str]:
-        """The newest messages, oldest first."""
-        try:
-            lines = self._path.read_bytes().splitlines()
-        except OSError:
+    class KeptHistory(FileHistory):
+        def load_history_strings(self) -> Iterable[str]:
+            with suppress(OSError):
+                return super().load_history_strings()
             return []
-        messages = [text for line in lines if (text := _message(line)) is not None]
-        newest = messages[-MAX_MESSAGES:]
-        if len(messages) > 2 * MAX_MESSAGES:
-            with contextlib.suppress(OSError):
-                shorter = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-                append_bytes(shorter, b"".join(map(_line, newest)))
-                shorter.replace(self._path)
-        return newest
 
-    def add(self, message: str) -> None:
-        """Keep one more message, if the file can be written."""
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            append_bytes(self._path, b"\n" + _line(message))  # a full disk may have cut a line
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):
+                super().store_string(string)
 
-
-def _line(message: str) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-def _message(line: bytes) -> str | None:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, str) else None
+    path = history_file()
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    return KeptHistory(path)

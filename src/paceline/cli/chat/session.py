@@ -58,12 +58,11 @@ class Session:
         self._drop_oldest = drop_oldest
         self._terminal: Terminal | None = None
         self._loaded: Model | None = None
-        self._conversation: Conversation | None = None
         self.saved_as = ""  # the file that this chat was written to or read from
         self._before: list[_Before] = []
-        self._messages: Messages = []  # where no model is loaded
+        self.messages: Messages = []
         if (system := answer.system) is not None:
-            self._messages = [{"role": "system", "content": system}]
+            self.messages = [{"role": "system", "content": system}]
         options = answer.options()
         check(options)  # before a model is loaded
         self.options: dict[str, Any] = {**options}  # of the next answers
@@ -75,26 +74,14 @@ class Session:
 
     def close(self) -> None:
         """Free the model, and wait for what it does in the background."""
-        if self._conversation is not None and self._loaded is not None:
-            self._messages = self._conversation.messages
-            self._conversation.close()
+        if self._loaded is not None:
             self._loaded.settle()
-            self._conversation = self._loaded = None
+            self._loaded = None
             gc.collect()  # its memory is needed by the next one
 
     @property
     def model(self) -> str:
         return self._model.model
-
-    @property
-    def messages(self) -> Messages:
-        return self._messages if self._conversation is None else self._conversation.messages
-
-    @messages.setter
-    def messages(self, messages: Messages) -> None:
-        self._messages = messages
-        if self._conversation is not None:
-            self._conversation.messages = messages
 
     @property
     def system(self) -> str | None:
@@ -105,23 +92,27 @@ class Session:
         answers = (m["content"] for m in reversed(self.messages) if m["role"] == "assistant")
         return next(answers, None)
 
-    def turn(self, message: str, step: str = "the last message") -> None:
-        """Answer one message, and print the answer."""
-        before = [*self.messages]
-        try:
-            stream = self._say(message)
-            self._print(stream)
-        except BaseException:
-            self.messages = before  # oldest turns may have been dropped
-            raise
-        if self.messages != before:
-            self._record(before, step)
+    def turn(
+        self, message: str, step: str = "the last message", after: Messages | None = None
+    ) -> bool:
+        """Answer one message, and print the answer; returns whether it has a token.
+
+        It comes `after` these messages; None: after all.
+        """
+        if self._loaded is None:
+            raise InvalidRequest("no model is loaded; /model NAME loads one")
+        conversation = self._loaded.conversation(self.messages if after is None else after)
+        stream = self._say(conversation, message)
+        self._print(stream)
+        if has_token := bool(stream.result.token_ids):
+            self._change(conversation.messages, step)
         if self._output.json:
             print(json_text(stream.result.as_dict()), flush=True)
         else:
             result, full = stream.result, self._answer.stats or self.options.get("probe")
             line = result.line() if full else short_statistics(result)
             print_end(stream, self._output, line, chat=self._terminal is not None)
+        return has_token
 
     def _print(self, stream: Stream) -> None:
         """Print the steps of an answer, until it ends or Ctrl-C is pressed at the terminal."""
@@ -140,18 +131,8 @@ class Session:
         places = [place for place, message in enumerate(before) if message["role"] == "user"]
         if not places or text is None:
             raise InvalidRequest("there is no answer yet")
-        kept = before[: places[-1]]
-        self.messages = kept
-        try:
-            self.turn(before[places[-1]]["content"], "/regen")
-        except BaseException:
-            self.messages = before
-            raise
-        if self.messages == kept:  # stopped before its first token
-            self.messages = before
-            return
-        self._before[-1] = _Before(before, "/regen")
-        if self.last_answer == text:
+        answered = self.turn(before[places[-1]]["content"], "/regen", before[: places[-1]])
+        if answered and self.last_answer == text:
             say("[the same answer: /set temperature 0.7 or /set seed default varies it]")
 
     def set_system(self, text: str) -> None:
@@ -217,7 +198,6 @@ class Session:
 
     def _load(self, options: ModelOptions) -> None:
         loaded = load_for_answers(options, self._answer, self._output, self._check)
-        self._conversation = loaded.conversation(self._messages)
         self._loaded, self._model = loaded, options
 
     def _check(self, files: ModelFiles, options: dict[str, Any] | None = None) -> None:
@@ -226,29 +206,22 @@ class Session:
         encode_prompt(files, messages, check(self.options if options is None else options))  # type: ignore[arg-type]
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
-        self._record(self.messages, step)
+        self._before = [*self._before[1 - _MAX_UNDONE :], _Before(self.messages, step)]
         self.messages = [*messages]
 
-    def _record(self, before: Messages, step: str) -> None:
-        self._before = [*self._before[1 - _MAX_UNDONE :], _Before(before, step)]
-
-    def _say(self, message: str) -> Stream:
+    def _say(self, conversation: Conversation, message: str) -> Stream:
         """The stream of an answer, after dropping turns where the context is full."""
-        conversation = self._conversation
-        if conversation is None:
-            raise InvalidRequest("no model is loaded; /model NAME loads one")
         try:
             return conversation.say(message, **self.options)
         except ContextFull as full:
-            if full.turns is None or not self._may_drop(full, full.turns):
+            if full.turns is None or not self._may_drop(full, full.turns, conversation.turns):
                 raise
             conversation.drop_oldest(full.turns)
             return conversation.say(message, **self.options)
 
-    def _may_drop(self, full: ContextFull, count: int) -> bool:
+    def _may_drop(self, full: ContextFull, count: int, total: int) -> bool:
         """Whether the oldest turns may be dropped: by the option, or by the user's answer."""
-        assert self._conversation is not None
-        turns = f"the oldest {count} of {self._conversation.turns} turns"
+        turns = f"the oldest {count} of {total} turns"
         counts = f"the context is full: {full.tokens} of {full.context} tokens"
         if self._drop_oldest:
             if not self._output.quiet:

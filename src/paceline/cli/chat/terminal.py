@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from paceline.cli.chat.history import KeptHistory
 from paceline.cli.console import say
 from paceline.system.machine import unseen_keys
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 QUOTES = '"""'  # around a message of several lines
 HINT = 'Enter sends, """ begins several lines, Ctrl-C stops an answer; /help has the rest.'
-_DUMB = ("dumb", "unknown")  # values of TERM of terminals that cannot move a cursor
 _ENDS = "Ctrl-C again, Ctrl-D or /bye ends the chat."
 
 
@@ -29,43 +27,42 @@ class Terminal:
 
     def __init__(self, commands: Sequence[str], *, keep: bool) -> None:
         """Complete `commands`; with `keep`, keep messages for the history of later chats."""
-        self._kept = KeptHistory() if keep else None
-        self._interrupted = False  # Ctrl-C was the last key
-        self._pasted_quotes = False  # the quotes at the beginning are a part of what was pasted
-        self._dumb = os.environ.get("TERM", "").lower() in _DUMB
-        if not self._dumb:
-            self._open([*commands])
-
-    def _open(self, commands: list[str]) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import InMemoryHistory
-        from prompt_toolkit.output import create_output
+        from prompt_toolkit.output import DummyOutput, create_output
+        from prompt_toolkit.utils import is_dumb_terminal
 
-        self._output = create_output(_screen())
+        from paceline.cli.chat.history import kept_history
+
+        self._interrupted = False  # Ctrl-C was the last key
+        self._pasted_quotes = False  # the quotes at the beginning are a part of what was pasted
+        is_dumb = is_dumb_terminal()  # it cannot move a cursor
+        self._output = DummyOutput() if is_dumb else create_output(_screen())
+        output = None if is_dumb else self._output
         self._session: Any = PromptSession(
-            history=InMemoryHistory([] if self._kept is None else self._kept.messages()),
-            output=self._output,
+            history=kept_history() if keep else InMemoryHistory(),
+            output=output,
             key_bindings=self._bindings(),
-            completer=WordCompleter(commands, sentence=True),
+            completer=WordCompleter([*commands], sentence=True),
             complete_while_typing=False,
             enable_open_in_editor=True,
             enable_suspend=True,
         )
         self._session.default_buffer.on_text_changed += self._typed
-        self._question: Any = PromptSession(output=self._output)
+        self._question: Any = PromptSession(output=output)
 
     def message(self) -> str | None:
         """The next message that is not blank, without quotes; None: the chat is to end."""
         while True:
             self._pasted_quotes = False
             try:
-                text = _plain_message() if self._dumb else self._prompt(self._session, "> ")
+                text = self._prompt(self._session, "> ")
             except KeyboardInterrupt:
                 if self._interrupted:
                     return None
                 self._interrupted = True
-                say(f"\n{_ENDS}" if self._dumb else _ENDS)
+                say(_ENDS)
                 continue
             except EOFError:
                 return None
@@ -73,24 +70,18 @@ class Terminal:
             message = text if self._pasted_quotes else _unquoted(text)
             if not message.strip():
                 continue
-            if self._kept is not None:
-                self._kept.add(text)
             return message.strip("\n")
 
     def ask(self, question: str) -> str:
         """The answer to a question, without spaces around it; empty after Ctrl-C or Ctrl-D."""
         try:
-            line = _line(question) if self._dumb else self._prompt(self._question, question)
-            return line.strip()
+            return self._prompt(self._question, question).strip()
         except (KeyboardInterrupt, EOFError):
             return ""
 
     @contextlib.contextmanager
     def holding_keys(self) -> Iterator[None]:
         """Between prompts, leave what is typed to the next prompt, unseen."""
-        if self._dumb:
-            yield
-            return
         with unseen_keys():
             self._mark_pastes()
             try:
@@ -121,7 +112,7 @@ class Terminal:
 
         bindings, typing = KeyBindings(), has_focus(DEFAULT_BUFFER)
 
-        @bindings.add("enter", filter=typing)
+        @bindings.add("enter", filter=typing, eager=True)  # a dumb terminal has one of its own
         def send(event: "KeyPressEvent") -> None:
             buffer = event.current_buffer
             if _is_open(buffer.text) and not self._pasted_quotes:
@@ -147,23 +138,6 @@ class Terminal:
             event.app.exit(exception=KeyboardInterrupt)
 
         return bindings
-
-
-def _plain_message() -> str:
-    """A message of a terminal that can only show lines."""
-    text = _line("> ")
-    with contextlib.suppress(EOFError):  # which ends the message, too
-        while _is_open(text):
-            text += f"\n{_line('')}"
-    return text
-
-
-def _line(prompt: str) -> str:
-    """A line, without its end. Raises EOFError."""
-    if prompt and not sys.stdout.isatty():  # answers go there, and nothing else
-        print(prompt, end="", file=sys.stderr, flush=True)
-        prompt = ""
-    return input(prompt)
 
 
 def _is_open(text: str) -> bool:

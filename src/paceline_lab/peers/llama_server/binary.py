@@ -1,18 +1,16 @@
 """Which `llama-server` is here, its version, and the n-gram lookups that it has.
 
-A program is run with --version and --help only, for a limited time and output, before it counts as
-one: a path can name anything.
+A program is run with --version and --help only, for a limited time, before it counts as one: a path
+can name anything.
 """
 
 import re
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import InvalidRequest, MissingExtra
-from paceline.system.processes import end_session
 
 PROGRAM = "llama-server"
 
@@ -21,8 +19,6 @@ LOOKUPS = ("ngram-simple", "ngram-mod", "ngram-cache")
 
 _SECONDS = 30.0
 """After which a program that still prints its help is no server: it takes 0.1 s."""
-_MAX_BYTES = 1 << 20
-"""Of a program's output: the help has 59 kB."""
 
 _VERSION = re.compile(r"^version: (.+)$", re.MULTILINE)
 
@@ -78,23 +74,17 @@ def server_binary(path: str | None) -> ServerBinary:
 
 
 def _output(program: str, option: str) -> str:
-    """What a program prints, both streams; its beginning if that is endless."""
+    """What a program prints, both streams; nothing if it does not end."""
     try:
-        child = subprocess.Popen(
+        return subprocess.run(
             [program, option],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+            timeout=_SECONDS,
+            check=False,
+        ).stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        return ""
     except OSError as error:  # no executable of this system
         raise InvalidRequest(f"{program} cannot be started: {error.strerror}") from error
-    timer = threading.Timer(_SECONDS, end_session, [child])
-    timer.start()
-    try:
-        assert child.stdout is not None
-        with child.stdout as stream:
-            return stream.read(_MAX_BYTES).decode(errors="replace")
-    finally:
-        timer.cancel()
-        end_session(child)

@@ -1,13 +1,12 @@
 """A `llama-server` that runs for one answer: started on a free port, asked, ended.
 
-Invariant: once it is closed, or this process is killed, the server has ended.
+Invariant: once it is closed, the server has ended.
 """
 
 import os
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,15 +25,13 @@ READY_SECONDS = 600.0
 _HEALTH_SECONDS = 5.0
 _ANSWER_SECONDS = 3600.0
 _END_SECONDS = 1.0
-_GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 _MAX_REASON = 300
 """Characters of a server's own message."""
 
-_KEEPER = Path(__file__).with_name("keeper.py")
 _KEY_VARIABLE = "LLAMA_API_KEY"
 _SETTINGS = "LLAMA_ARG_"
-"""Begins the variables that set options of the server."""
+"""Is in the names of variables that set further options of the server."""
 
 
 class ServerProcess:
@@ -43,20 +40,23 @@ class ServerProcess:
     def __init__(self, program: Path, options: Sequence[str]) -> None:
         """Start it, and wait until it has loaded its model. Raises ModelError if it does not."""
         self.program = program
-        self._port = _free_port()
+        with socket.socket() as listener:  # on a free port
+            listener.bind(("127.0.0.1", 0))
+            self._port = listener.getsockname()[1]
         # Pages of other sites must not reach a server that allows all origins.
         self._key = secrets.token_hex(16)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         address = ["--host", "127.0.0.1", "--port", str(self._port)]
+        variables = {name: one for name, one in os.environ.items() if _SETTINGS not in name}
+        self._process = subprocess.Popen(
+            [str(program), *options, *address],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**variables, _KEY_VARIABLE: self._key},
+            start_new_session=True,  # Ctrl-C is ours to answer
+        )
         try:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-ISB", str(_KEEPER), str(program), *options, *address],
-                stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                env=_environment(self._key),
-                start_new_session=True,  # Ctrl-C is ours to answer
-            )
             self._wait_until_ready()
         except BaseException:
             self.close()
@@ -70,9 +70,12 @@ class ServerProcess:
             reply = self._request("POST", path, body, _ANSWER_SECONDS)
             answer = reply.json() if reply.is_success else None
         except (httpx.HTTPError, ValueError) as error:
-            if self._ends_now():
-                raise self._failed("ended in an answer") from error
-            raise ModelError(f"{self.program.name} gave no answer to {path}: {error!r}") from error
+            try:
+                self._process.wait(_END_SECONDS)  # its connections are closed a moment before
+            except subprocess.TimeoutExpired:
+                fault = f"{self.program.name} gave no answer to {path}: {error!r}"
+                raise ModelError(fault) from error
+            raise self._failed("ended in an answer") from error
         if not isinstance(answer, dict):
             reason = " ".join(reply.text.split())[:_MAX_REASON]
             status = reply.status_code
@@ -80,14 +83,7 @@ class ServerProcess:
         return answer
 
     def close(self) -> None:
-        if keeper := getattr(self, "_keeper", None):
-            with suppress(OSError):
-                keeper.stdin.close()  # the keeper ends the server, then itself
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    keeper.wait(_GRACE_SECONDS)
-            finally:  # also after a second Ctrl-C
-                end_session(keeper)
+        end_session(self._process)
         self._log.close()
 
     def _wait_until_ready(self) -> None:
@@ -96,7 +92,7 @@ class ServerProcess:
         deadline = monotonic() + READY_SECONDS
         while monotonic() < deadline:
             # Before the port is asked: another process may have it.
-            if self._ended():
+            if self._process.poll() is not None:
                 raise self._failed("ended before it was ready")
             with suppress(httpx.HTTPError):
                 if self._request("GET", "/health", None, _HEALTH_SECONDS).is_success:
@@ -115,15 +111,6 @@ class ServerProcess:
             url = f"http://127.0.0.1:{self._port}{path}"
             return client.request(method, url, json=body, headers=headers)
 
-    def _ended(self) -> bool:
-        return self._keeper.poll() is not None
-
-    def _ends_now(self) -> bool:
-        """Whether it has ended: its connections are closed a moment before."""
-        with suppress(subprocess.TimeoutExpired):
-            self._keeper.wait(_END_SECONDS)
-        return self._ended()
-
     def _failed(self, how: str) -> ModelError:
         """An error with the first one that the server wrote, or its last line."""
         self._log.seek(0)
@@ -131,19 +118,6 @@ class ServerProcess:
         lines = [" ".join(line.split()) for line in written if line.strip()]
         errors = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
         reason = (errors[:1] or lines[-1:] or ["it wrote nothing"])[0][:_MAX_REASON]
-        code = self._keeper.poll()
+        code = self._process.poll()
         status = "" if code is None else f" (exit code {code})"
         return ModelError(f"{self.program.name} {how}{status}: {reason}")
-
-
-def _environment(key: str) -> dict[str, str]:
-    """Variables of this process, without those that would give the server further options."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
-    return {**kept, _KEY_VARIABLE: key}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline_lab import journals
-from paceline_lab.journals import appending
+from paceline.storage import journals
+from paceline.storage.journals import appending
 from support.errors import raises
 
 ENTRIES: list[dict[str, Any]] = [
