@@ -13,8 +13,8 @@ from paceline.cli.ps import ps
 from paceline.errors import InvalidRequest, ModelError, PacelineError
 from paceline.models import hub
 from paceline.runtime.model import Model
-from paceline.server.router.app import Router
 from paceline.server.router.pool import Limits, Pool
+from paceline.server.router.run import Router
 from paceline.server.settings import Settings
 from paceline_lab.client import Access, closed_loop, connect
 from support.errors import raises

@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from paceline.models import Listed
 from paceline.server.router.pool import Limits
 from paceline.server.router.run import RouterServer
+from paceline.server.run import say_line
 from paceline.server.settings import Settings
 from support.tiny import write_tiny
 
@@ -28,7 +29,7 @@ def main() -> None:
             settings=Settings(),
             limits=Limits(),
             listed=lambda: listed,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
+            say=say_line,
         ).run(signals=True)
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from paceline.cli.servers import registration
-from paceline.server.http_server import say_line
-from paceline.server.run import serve
+from paceline.server.run import say_line, serve
 from paceline.server.settings import Settings
 from support.scripted import Rule, ScriptedEngine, always, called, scripted_model, when
 

@@ -5,8 +5,7 @@ import pytest
 
 from paceline.cli.answers import highlighter
 from paceline.cli.app import main
-from paceline.decoding.text import TextPiece
-from paceline.decoding.types import NO_PROPOSAL, Proposal, Step
+from paceline.decoding.types import NO_PROPOSAL, Piece, Proposal, Step
 from paceline.runtime.model import Model
 
 UNDERLINE = "\x1b[4m"
@@ -15,8 +14,9 @@ CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def step(texts: list[str], draft: Proposal = NO_PROPOSAL, accepted: int = 0) -> Step:
-    pieces = [TextPiece(text, text) for text in texts]
-    return Step(len(texts), [7] * len(texts), pieces, draft, accepted)
+    sources = [draft.source] * accepted + [None] * (len(texts) - accepted)
+    pieces = [Piece(7, text, text, source=one) for text, one in zip(texts, sources, strict=True)]
+    return Step(len(texts), pieces, draft)
 
 
 STEPS = [

@@ -15,12 +15,12 @@ from paceline.decoding.sampling import Sampling
 from paceline.engines.base import Engine
 from paceline.errors import InvalidRequest
 from paceline.models import Tokenizer
-from paceline.tools.calls import ToolCall, parse_tool_calls, written_calls
+from paceline.tools.calls import ToolCall, written_calls
 from paceline.tools.forms import FORMS, HERMES, ToolForm
 from support.driver import Answer, answer
 from support.errors import raises
 from support.grammars import Takes, Unforced, settings_for
-from support.tool_calls import NOW, SCHEMAS, TRIP, read, same
+from support.tool_calls import NOW, SCHEMAS, TRIP, parse_tool_calls, read, same
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")

@@ -7,7 +7,6 @@ import pytest
 
 from paceline.constraints.grammar import Grammars
 from paceline.models import Tokenizer
-from paceline.tools.calls import parse_tool_calls
 from support.grammars import (
     AT,
     FUNCTIONS,
@@ -18,6 +17,7 @@ from support.grammars import (
     Takes,
     allowed,
 )
+from support.tool_calls import parse_tool_calls
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")

@@ -102,7 +102,7 @@ def test_draft_tokens_are_accepted_up_to_the_first_mismatch(accepted: int):
         tokens,
         decode(tokens),
     )
-    assert (brought.drafted, brought.accepted, brought.source) == (7, accepted, "oracle")
+    assert (brought.drafted, brought.accepted, brought.proposal.source) == (7, accepted, "oracle")
     assert generation.length == before + accepted + 1
     # The next block begins with the last token, whose slot is not filled yet.
     assert generation.next_block().tokens[0] == tokens[-1]

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from paceline.decoding.generation import Generation
-from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.policy import Fixed
-from paceline.decoding.sampling import Sampling
+from paceline.decoding.sampling import Sampling, token_logprob
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.text import TextPiece
-from paceline.decoding.types import FORCED, Best, Block, FinishReason, Step
+from paceline.decoding.types import FORCED, NO_TOKEN, Best, Block, FinishReason, Step
 from paceline.drafters import create
 from support.drafters import Oracle
 from support.errors import raises
@@ -172,7 +170,7 @@ def test_a_constraint_restricts_and_forces_tokens(forces: bool, sampling: Sampli
     if forces:
         # One step for the prompt, then all forced tokens in one block.
         assert [step.forced for step in steps] == [0, len(results) - 2]
-        assert steps[1].source == FORCED
+        assert steps[1].proposal.source == FORCED
         # Forced tokens are not drafted.
         assert [step.drafted for step in steps] == [0, 0]
         assert generation.counters.accepted_by == {}
@@ -251,7 +249,7 @@ def test_a_generation_can_be_cancelled_at_any_time(steps: int, block_is_out: boo
     answer, length = generation.answer, generation.length
     if block_is_out:
         generation.next_block()
-    assert generation.cancel() == TextPiece()
+    assert generation.cancel() == NO_TOKEN
     assert generation.finished
     assert generation.finish_reason is FinishReason.CANCELLED
     assert (generation.answer, generation.length) == (answer, length)
@@ -268,4 +266,4 @@ def test_text_that_was_held_back_comes_with_the_last_token_or_when_cancelled_onc
     generation = past_the_prompt(stopping=Stopping(stop=("There",)))
     step(generation)
     assert generation.cancel().final == "Th"
-    assert generation.cancel() == TextPiece()
+    assert generation.cancel() == NO_TOKEN

@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paceline.decoding import sampling
-from paceline.decoding.logprobs import token_logprob
-from paceline.decoding.sampling import Sampler, Sampling, exponentials, noise_key
+from paceline.decoding.sampling import Sampler, Sampling, exponentials, noise_key, token_logprob
 
 
 def row(*logits: float) -> np.ndarray:

@@ -8,7 +8,6 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Fixed
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
-from paceline.decoding.text import TextPiece
 from paceline.decoding.types import Drafter, Policy
 from paceline.drafters import DrafterResources, RequestContext, create
 from paceline.options import Options
@@ -56,7 +55,9 @@ def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[S
             step = machine.accept(result.logits[0], taps={}, seconds=CHEAP(len(block.tokens)))
             sequence.commit(step.accepted_rows)
             if not prefilling:
-                silent = step._replace(pieces=[TextPiece()] * len(step.tokens))
+                silent = step._replace(
+                    pieces=[one._replace(text="", final="") for one in step.pieces]
+                )
                 yield SimulatedStep(len(block.tokens), context, silent)
     machine.close()
 

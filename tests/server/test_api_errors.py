@@ -369,7 +369,7 @@ def test_a_server_behind_a_proxy_may_get_its_path(model: Model):
 
 def test_openapi_lists_the_paths(server: Running):
     about = server.get("/openapi.json").json()
-    served = {route.path for route in server.server._app.routes if isinstance(route, Route)}
+    served = {route.path for route in server.server.app.routes if isinstance(route, Route)}
     # A path with and without /v1 is listed once; pages are for browsers.
     once = {path.removeprefix("/v1").replace(":path}", "}") for path in served}
     pages = {path for path in once if "." in path or path == "/"}

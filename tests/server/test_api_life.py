@@ -15,9 +15,8 @@ from paceline.runtime.batching import batch
 from paceline.runtime.batching.request import Draining
 from paceline.runtime.model import Model
 from paceline.server.api import endpoint
-from paceline.server.http_server import request_log
-from paceline.server.readers import Lane, Readers
-from paceline.server.run import Server, serve
+from paceline.server.run import Server, request_log, serve
+from paceline.server.service import Lane, Readers
 from paceline.server.settings import Settings
 from paceline.system.processes import Interrupt, Interrupted
 from support.others import CHAT, LONG, slowed
@@ -178,7 +177,7 @@ def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: p
     monkeypatch.setattr("llguidance.LLTokenizer", None)  # what takes long is made by now
     (server,) = results
     assert server.service.grammars.json_schema({"const": "a"}).forced(9)
-    server.http._socket.close()
+    server._socket.close()
 
 
 TURN = {"role": "user", "content": "this is the one"}

@@ -215,7 +215,7 @@ HANGS = """
 import sys, time
 from paceline.cli.app import main
 from paceline.constraints.grammar import Grammars
-from paceline.server import http_server
+from paceline.server import run
 from paceline.server.api.info import InfoHandlers
 
 def hang(*_):
@@ -225,7 +225,7 @@ def hang(*_):
 async def hang_loop(*_):
     hang()
 
-http_server._LAST_SECONDS = 1
+run._LAST_SECONDS = 1
 Grammars.regex = hang
 InfoHandlers.model = hang_loop
 sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ import pytest
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.prompt import render_chat, template_chat
-from paceline.server.tools import Function, Tool
+from paceline.server.json_body import Function, Tool
 from support.published import llama_cpp_models
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]

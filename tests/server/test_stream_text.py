@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.decoding.reasoning import ReasoningMarks, answer_text
-from paceline.decoding.text import TextPiece
-from paceline.decoding.types import FinishReason, Proposal, Step
+from paceline.decoding.types import FinishReason, Piece, Proposal, Step
 from paceline.runtime.result import Result, Stats
-from paceline.server.stream_text import Answer, prompt_pieces
+from paceline.server.api.completions import prompt_pieces
+from paceline.server.stream_text import Answer
 
 END = 0
 WORDS = [b"", b"a", b"b", b"ab", b"stop", b" ", "é".encode()]
@@ -41,7 +41,7 @@ def streamed_answer(
             block.append(token)
             kept.append(token)
             if token == END:
-                new.append(stream.finish())
+                new.append(stream.finish(Piece(token)))
                 break
             new.append(stream.push(token))
             if stream.stopped_by is not None:
@@ -49,11 +49,10 @@ def streamed_answer(
         at += size
         over = stream.stopped_by is not None or kept[-1] == END
         if not over and at >= len(tokens):
-            new[-1] += stream.finish()
+            new[-1] = stream.finish(new[-1])
             over = True
-        tried = Proposal(block[:-1], "oracle")
-        count = stream.reasoning_tokens
-        step = Step(len(block), block, new, tried, len(block) - 1, count)
+        new[:-1] = [piece._replace(source="oracle") for piece in new[:-1]]
+        step = Step(len(block), new, Proposal(block[:-1], "oracle"), stream.reasoning_tokens)
         text += step.text
         reasoning += step.reasoning
         answer.progress(step)
@@ -100,9 +99,6 @@ def test_the_sent_tokens_are_those_of_the_text(
     text, reasoning = ("".join(getattr(p, n) for p in answer.pieces) for n in ("text", "reasoning"))
     assert text.rstrip("\ufffd") == answer.text.rstrip("\ufffd")
     assert reasoning.rstrip("\ufffd") == answer.reasoning.rstrip("\ufffd")
-    assert [piece.start for piece in answer.pieces] == [
-        sum(len(p.text) for p in answer.pieces[:at]) for at in range(len(answer.pieces))
-    ]
     assert answer.reasoning_tokens <= answer.tokens
     if answer.done.finish_reason == FinishReason.LENGTH:
         assert ids == tokens
@@ -130,15 +126,15 @@ def test_the_token_or_string_that_ends_an_answer_is_not_sent(
 def test_tokens_are_not_sent_before_their_text():
     answer = Answer([END])
     # "b" is held back: it may begin a stop string.
-    assert answer.progress(Step(1, [1], [TextPiece("a", "a")])).pieces[0].token == 1
-    assert answer.progress(Step(1, [2], [TextPiece("b", "")])).pieces == []
-    part = answer.progress(Step(1, [1], [TextPiece("a", "ba")]))
+    assert answer.progress(Step(1, [Piece(1, "a", "a")])).pieces[0].token == 1
+    assert answer.progress(Step(1, [Piece(2, "b", "")])).pieces == []
+    part = answer.progress(Step(1, [Piece(1, "a", "ba")]))
     assert (part.text, [piece.token for piece in part.pieces]) == ("ba", [2, 1])
 
 
-def test_prompt_pieces_have_their_offsets():
-    assert [(p.token, p.text, p.start) for p in prompt_pieces(decode, [1, 6, 5])] == [
-        (1, "a", 0),
-        (6, "é", 1),
-        (5, " ", 2),
+def test_a_prompt_is_tokens_with_their_text():
+    assert [piece[:2] for piece in prompt_pieces(decode, [1, 6, 7])] == [
+        (1, "a"),
+        (6, "é"),
+        (7, "\ufffd"),
     ]

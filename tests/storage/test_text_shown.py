@@ -11,7 +11,7 @@ from paceline.cli.chat.session import read_chat, write_chat
 from paceline.cli.console import read_text
 from paceline.cli.options import default_model
 from paceline.errors import InvalidRequest, ModelError
-from paceline.server.http_server import request_log, say_line
+from paceline.server.run import request_log, say_line
 from paceline.server.settings import api_keys
 from paceline.storage.files import json_lines, read_json
 from paceline.storage.text import decode, path_of, text_bytes, visible

@@ -1,10 +1,10 @@
 """Functions, their calls, and reading those back."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
-from paceline.tools.calls import CallPiece, CallStream, Parsed, ToolCall, parse_tool_calls
-from paceline.tools.forms import ToolForm
+from paceline.tools.calls import Functions, Part, PartKind, PartStream, ToolCall
+from paceline.tools.forms import HERMES, ToolForm
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "trip": {
@@ -31,6 +31,26 @@ TRIP = ToolCall("trip", '{"city": "Linz", "hour": 7, "by": "train", "stops": ["a
 NOW = ToolCall("now", "{}")
 
 
+class Parsed(NamedTuple):
+    content: str
+    calls: tuple[ToolCall, ...]
+
+
+def parsed(answer: PartStream) -> Parsed:
+    """The text of an answer, and its calls."""
+    calls = (ToolCall(part.name, part.text) for part in answer.calls)
+    return Parsed(answer.text(PartKind.TEXT), tuple(calls))
+
+
+def parse_tool_calls(
+    text: str, form: ToolForm = HERMES, functions: Functions | None = None, *, forced: bool = False
+) -> Parsed:
+    """The text and the calls of a whole answer."""
+    answer = PartStream(form, functions, whole=True, forced=forced)
+    answer.push(text, end=True)
+    return parsed(answer)
+
+
 def read(text: str, form: ToolForm, functions: dict[str, Any] = SCHEMAS) -> Parsed:
     """The calls of a whole text, with their arguments as `json.dumps` writes them."""
     return tidy(parse_tool_calls(text, form, functions))
@@ -47,14 +67,13 @@ def same(call: ToolCall) -> ToolCall:
 
 def streamed(pieces: list[str], form: ToolForm, functions: dict[str, Any]) -> Parsed:
     """The calls of a text that comes in pieces."""
-    stream = CallStream(form, functions)
-    content, names, arguments = "", dict[int, str](), dict[int, str]()
-    parts = [part for piece in pieces for part in stream.push(piece)] + stream.finish()
-    for part in parts:
-        if isinstance(part, CallPiece):
-            assert bool(part.name) is (part.call not in names)
-            names.setdefault(part.call, part.name)
-            arguments[part.call] = arguments.get(part.call, "") + part.arguments
-        else:
-            content += part
-    return Parsed(content, tuple(ToolCall(names[call], arguments[call]) for call in names))
+    stream = PartStream(form, functions)
+    new = dict[Part, str]()
+    for piece in pieces:
+        changed = stream.push(piece)
+        assert [part.opens for part in changed] == [part not in new for part in changed]
+        new |= {part: new.get(part, "") + part.new for part in changed}
+    new |= {part: new.get(part, "") + part.new for part in stream.push("", end=True)}
+    assert [*new] == stream.parts
+    assert [*new.values()] == [part.text for part in stream.parts]
+    return parsed(stream)

@@ -79,7 +79,7 @@ def test_every_module_can_be_imported_where_posix_is_not():
         [sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, check=False
     )
     assert child.returncode == 0, child.stderr[-2000:]
-    assert "paceline.server.http_server" in child.stdout.splitlines()
+    assert "paceline.server.run" in child.stdout.splitlines()
 
 
 def test_a_process_without_an_alarm_is_ended_by_its_parent(monkeypatch: pytest.MonkeyPatch):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from paceline.models import ChatTemplate
 from paceline.runtime.tool_messages import fit_calls
-from paceline.tools.calls import ToolCall, parse_tool_calls, written_calls
+from paceline.tools.calls import ToolCall, written_calls
 from paceline.tools.forms import ToolForm, tool_form
 from support.published import llama_cpp_models
-from support.tool_calls import streamed
+from support.tool_calls import parse_tool_calls, streamed
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 

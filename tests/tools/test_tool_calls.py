@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from paceline.tools.calls import CallPiece, CallStream, ToolCall, parse_tool_calls
+from paceline.tools.calls import PartStream, ToolCall
+from support.tool_calls import parse_tool_calls
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Paris"}}'
 TIME = '{"name": "time", "arguments": {"zone": 2, "of": ["a", null]}}'
@@ -101,10 +102,12 @@ def test_a_forced_answer_has_complete_calls_alone_wherever_it_is_cut():
         content, calls = parse_tool_calls(text[:end], forced=True)
         assert content == ""
         assert set(calls) <= {CALLED[0]}
-        stream = CallStream(forced=True)
-        parts = [part for letter in text[:end] for part in stream.push(letter)] + stream.finish()
-        pieces = [part for part in parts if isinstance(part, CallPiece)]
-        assert len(pieces) == len(parts), "content"
-        begun = [piece.call for piece in pieces if piece.name]
-        assert begun == [piece.call for piece in pieces if piece.last] == [*range(len(calls))]
+        stream = PartStream(forced=True)
+        for letter in text[:end]:
+            stream.push(letter)
+        stream.push("", end=True)
+        assert all(part.whole for part in stream.calls)
+        assert [(part.name, part.text) for part in stream.calls] == [*calls]
+        if calls:
+            assert stream.calls == stream.parts, "text"
     assert len(calls) == 2

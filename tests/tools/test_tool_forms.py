@@ -7,9 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.tools.calls import Parsed, ToolCall, parse_tool_calls, written_calls
+from paceline.tools.calls import ToolCall, written_calls
 from paceline.tools.forms import FORMS, HERMES, Syntax, ToolForm
-from support.tool_calls import NOW, SCHEMAS, TRIP, read, same, streamed, tidy
+from support.tool_calls import (
+    NOW,
+    SCHEMAS,
+    TRIP,
+    Parsed,
+    parse_tool_calls,
+    read,
+    same,
+    streamed,
+    tidy,
+)
 
 FUNCTION_GEMMA = FORMS["function-gemma"]
 GEMMA = FORMS["gemma"]

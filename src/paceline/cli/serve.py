@@ -205,8 +205,7 @@ def serve(
             serve_all(model.model, words, settings=settings, limits=limits, say=say, quiet=quiet)
         return 0
     from paceline.cli.crash import say_crashes
-    from paceline.server.http_server import bound
-    from paceline.server.run import CONTEXTS, end_with_input
+    from paceline.server.run import CONTEXTS, bound, end_with_input
     from paceline.server.run import serve as run
 
     if until_input_ends:  # also while the model is loaded
@@ -252,7 +251,7 @@ def _check(files: "ModelFiles", *, think: bool | None, quiet: bool) -> None:
 def _registered() -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a server's lines, and registers it with the first."""
     from paceline.cli.servers import registration
-    from paceline.server.http_server import say_line
+    from paceline.server.run import say_line
 
     with registration() as register:
 

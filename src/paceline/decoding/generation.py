@@ -16,14 +16,14 @@ those of decoding one row at a time, whatever was drafted.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.decoding.logprobs import token_logprob
 from paceline.decoding.reasoning import ReasoningMarks, answer_text
-from paceline.decoding.sampling import Sampler, Sampling
+from paceline.decoding.sampling import Sampler, Sampling, token_logprob
 from paceline.decoding.stopping import RepetitionDetector, Stopping
-from paceline.decoding.text import Decode, TextPiece, showing
+from paceline.decoding.text import Decode, showing
 from paceline.decoding.types import (
     FORCED,
     NO_PROPOSAL,
+    NO_TOKEN,
     Best,
     Block,
     ComputedBlock,
@@ -34,12 +34,12 @@ from paceline.decoding.types import (
     Drafter,
     FinishReason,
     Logits,
+    Piece,
     Policy,
     Proposal,
     Step,
     Taps,
     TokenLogprob,
-    common_prefix_length,
 )
 
 _RECOMPUTE_ROWS = 128
@@ -120,7 +120,8 @@ class Generation:
         self.counters = speculation.counters
         self._tokens = list(prompt)
         # The last prompt token is always run: its logits choose the answer's first token.
-        self._length = min(cached, len(prompt) - 1)
+        self.length = min(cached, len(prompt) - 1)
+        """KV slots that belong to the sequence."""
         free = context_length - len(prompt)
         self._end = len(prompt) + min(stopping.max_tokens or free, free)
         self._stop_token_ids = stopping.stop_token_ids
@@ -162,11 +163,6 @@ class Generation:
         return self._tokens[self.prompt_length :]
 
     @property
-    def length(self) -> int:
-        """KV slots that belong to the sequence."""
-        return self._length
-
-    @property
     def token_count(self) -> int:
         return len(self._tokens)
 
@@ -176,7 +172,7 @@ class Generation:
 
     @property
     def recomputing(self) -> bool:
-        return not self.prefilling and self._length < len(self._tokens) - 1
+        return not self.prefilling and self.length < len(self._tokens) - 1
 
     def restart(self, cached: int) -> None:
         """Continue a preempted answer in a sequence with the prompt's first `cached` tokens.
@@ -193,7 +189,7 @@ class Generation:
             raise RuntimeError("restart() is for an answer that has begun and has not ended")
         if not 0 <= cached <= self.prompt_length:
             raise ValueError(f"cached is {cached}; expected 0 to {self.prompt_length}")
-        self._length = cached
+        self.length = cached
         self._recompute = None
 
     def next_block(self, max_rows: int | None = None) -> Block:
@@ -245,32 +241,23 @@ class Generation:
         count = len(logits if best is None else best.tokens)
         if count != block.rows:
             raise ValueError(f"got {count} rows of logits; the block asked for {block.rows}")
-        start = self._length
+        start = self.length
         prefilling = self.prefilling
-        pieces = []
-        first = len(self._tokens)
+        draft, pieces = self._proposal.tokens, list[Piece]()
         rows = self._keep_prompt_logprobs(block, logits) if self.prompt_logprobs else range(count)
         for row in rows:
             token = self._pick(logits[row]) if best is None else int(best.tokens[row])
-            pieces.append(self._append(token))
-            new = len(self._tokens) - first
-            if self.finished or new >= len(block.tokens) or token != block.tokens[new]:
+            matches = len(pieces) < len(draft) and token == draft[len(pieces)]
+            source = self._proposal.source if matches else None
+            logprobs = None if self._top is None else self.logprobs[-1]
+            pieces.append(Piece(*self._append(token)[:4], source, logprobs))
+            if self.finished or not matches:
                 break
-        tokens = self._tokens[first:]
         # In decode a row is kept if a token was picked from it.
-        accepted_rows = len(block.tokens) if prefilling else len(tokens)
-        self._length += accepted_rows
+        accepted_rows = len(block.tokens) if prefilling else len(pieces)
+        self.length += accepted_rows
         self._block = None
-        matched = common_prefix_length(tokens, self._proposal.tokens)
-        step = Step(
-            accepted_rows,
-            tokens,
-            pieces,
-            self._proposal,
-            matched,
-            self._text.reasoning_tokens,
-            self.logprobs[first - self.prompt_length :],
-        )
+        step = Step(accepted_rows, pieces, self._proposal, self._text.reasoning_tokens)
         computed = ComputedBlock(block.tokens, start, accepted_rows, taps or {})
         for drafter in self._drafters:
             drafter.observe(computed)
@@ -278,7 +265,8 @@ class Generation:
             self.counters.count(step)
             # The end of an answer leaves the rest of its draft unverified.
             if not self.finished and self._proposal.source != FORCED:
-                self.policy.observe(DecodeOutcome(self._proposal, step.accepted, seconds, tokens))
+                outcome = DecodeOutcome(self._proposal, step.accepted, seconds, step.tokens)
+                self.policy.observe(outcome)
         self._proposal = NO_PROPOSAL
         return step
 
@@ -296,13 +284,13 @@ class Generation:
         for drafter in self._drafters:
             drafter.close()
 
-    def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> TextPiece:
+    def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> Piece:
         """End the answer, if it has not ended; returns the text that was held back.
 
         `reason` is `LENGTH` if the engine has no slots for more.
         """
         if self.finished:
-            return TextPiece()
+            return NO_TOKEN
         self._block = self._recompute = None
         self.finish_reason = reason
         return self._text.finish()
@@ -320,30 +308,30 @@ class Generation:
         """Record the logprobs of a prefill chunk; returns the rows that choose answer tokens."""
         if not self.prefilling:
             return range(len(logits))
-        known = min(len(block.tokens), self.prompt_length - 1 - self._length)
-        for row, token in enumerate(self._tokens[self._length + 1 : self._length + 1 + known]):
+        known = min(len(block.tokens), self.prompt_length - 1 - self.length)
+        for row, token in enumerate(self._tokens[self.length + 1 : self.length + 1 + known]):
             logprob = token_logprob(logits[row], token, self._top or 0, self._name)
             self.prompt_logprobs.append(logprob)
         return range(known, len(logits))
 
     def _recompute_block(self, max_rows: int | None) -> Block:
         """The next rows to recompute after a `restart`; none needs logits."""
-        prompt = self._length < self.prompt_length
+        prompt = self.length < self.prompt_length
         end = self.prompt_length if prompt else len(self._tokens) - 1
         chunk = self._prefill_chunk if prompt else _RECOMPUTE_ROWS
-        end = min(end, self._length + min(chunk, max_rows or chunk))
-        return Block(self._tokens[self._length : end], 0, self._best, prefill=prompt)
+        end = min(end, self.length + min(chunk, max_rows or chunk))
+        return Block(self._tokens[self.length : end], 0, self._best, prefill=prompt)
 
     def _accept_recomputed(self, block: Block) -> Step:
         """Keep recomputed rows; drafters and policy have observed them before."""
         self._recompute = None
-        self._length += len(block.tokens)
-        return Step(len(block.tokens), ())
+        self.length += len(block.tokens)
+        return Step(len(block.tokens))
 
     def _prefill_block(self, max_rows: int | None) -> Block:
         chunk = min(self._prefill_chunk, max_rows or self._prefill_chunk)
-        end = min(self._length + chunk, self.prompt_length)
-        tokens = self._tokens[self._length : end]
+        end = min(self.length + chunk, self.prompt_length)
+        tokens = self._tokens[self.length : end]
         rows = len(tokens) if self.prompt_logprobs else int(end == self.prompt_length)
         return Block(tokens, rows, self._best, prefill=True)
 
@@ -366,21 +354,21 @@ class Generation:
         tokens = draft.after(last) if isinstance(draft, DeferredRows) else [last, *draft]
         return Block(tokens, len(tokens), self._best)
 
-    def _append(self, token: int) -> TextPiece:
-        """Append `token` to the answer; returns the text that it completes."""
+    def _append(self, token: int) -> Piece:
+        """Append `token` to the answer; return it with the text that it completes."""
         self._tokens.append(token)
         self._sampler.push(token)
         repeats = self._repetition is not None and self._repetition.push(token)
         if token in self._stop_token_ids:
             self.finish_reason = FinishReason.STOP
-            return self._text.finish()
+            return self._text.finish(Piece(token))
         piece = self._text.push(token)
         if len(self._tokens) == self._end:
             self.finish_reason = FinishReason.LENGTH
         elif repeats and len(self._tokens) >= self._may_stop:
             self.finish_reason = FinishReason.REPETITION
         if self.finish_reason is not None:
-            piece += self._text.finish()
+            piece = self._text.finish(piece)
         if self._text.stopped_by is not None:
             self.finish_reason = FinishReason.STOP
         return piece

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from paceline.decoding.text import SIGN, Decode, StopStrings, TextPiece, TextStream, overlap
+from paceline.decoding.text import SIGN, Decode, StopStrings, TextStream, overlap, unsigned
+from paceline.decoding.types import NO_TOKEN, Piece
 
 _RECIPIENT = re.compile(r"[\s<]")
 
@@ -93,20 +94,20 @@ class ReasoningStream(TextStream):
         self._unsure = 0  # tokens that may be part of an opening mark
         self.reasoning_tokens = 0
 
-    def push(self, token: int) -> TextPiece:
+    def push(self, token: int) -> Piece:
         before = self._state
         mark = self._marks.tokens.get(token)
         if mark is None:
-            self._read(self._plain.push(token).text)
+            self._read(self._plain.push(token).final)
         else:
-            self._read(self._plain.finish().text)
+            self._read(self._plain.finish().final)
             self._plain = TextStream(self._decode)
             self._read_mark(mark, token)
         self._count(before, self._state)
-        return self._release()
+        return self._release(Piece(token))
 
-    def finish(self) -> TextPiece:
-        self._read(self._plain.finish().text)
+    def finish(self, last: Piece = NO_TOKEN) -> Piece:
+        self._read(self._plain.finish().final)
         self._plain = TextStream(self._decode)
         held, self._held = self._held, ""
         if self._state is _State.REASONING:
@@ -114,13 +115,14 @@ class ReasoningStream(TextStream):
         elif self._state is not _State.HEADER:
             before = self._reasoned and self._state is _State.START
             self._answer.append(held.lstrip() if before else held)
-        return self._release(at_end=True)
+        return self._release(last, at_end=True)
 
-    def _release(self, *, at_end: bool = False) -> TextPiece:
+    def _release(self, piece: Piece, *, at_end: bool = False) -> Piece:
         text, reasoning = "".join(self._answer), "".join(self._reasoning)
         self._answer.clear()
         self._reasoning.clear()
-        return TextPiece(text, self._stop.push(text, at_end=at_end), reasoning)
+        final = self._stop.push(text, at_end=at_end)
+        return piece.extended(unsigned(text), final, unsigned(reasoning))
 
     def _count(self, before: _State, after: _State) -> None:
         if _State.REASONING in (before, after):

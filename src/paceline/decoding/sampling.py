@@ -6,14 +6,14 @@ comparing it with the sampled token is exact for greedy and sampled decoding ali
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.types import Constraint
+from paceline.decoding.types import Constraint, Logits, TokenLogprob
 
 _GREEDY_BELOW = 1e-5
 """Dividing float32 logits by a smaller temperature could overflow."""
@@ -340,3 +340,34 @@ def _nucleus_floor(
         if mass.searchsorted(lower) != mass.searchsorted(upper) or last == ordered.size:
             return None
     return float(ordered[min(last, ordered.size - 1)])
+
+
+def token_logprob(
+    row: Logits, token: int, top: int, name: Callable[[int], str] = lambda _: ""
+) -> TokenLogprob:
+    """Return the log probabilities of `token` and of the `top` most likely tokens.
+
+    They are of the model's own distribution: before penalties, bias and temperature.
+
+    Args:
+        row: [vocab] logits.
+        token: the chosen token.
+        top: number of other tokens.
+        name: returns the text of a token.
+    """
+    wide = row.astype(np.float64)
+    highest = wide.max()
+    total = float(highest + np.log(np.exp(wide - highest).sum()))
+    best = _top(wide, top, total)
+    texts = tuple(name(other) for other, _ in best)
+    return TokenLogprob(token, float(wide[token]) - total, best, name(token), texts)
+
+
+def _top(row: np.ndarray, count: int, total: float) -> tuple[tuple[int, float], ...]:
+    if count == 0:
+        return ()
+    count = min(count, len(row))
+    min_logit = np.partition(row, len(row) - count)[len(row) - count]
+    tokens = np.flatnonzero(row >= min_logit)
+    best = tokens[np.argsort(-row[tokens], kind="stable")][:count]
+    return tuple((int(token), float(row[token]) - total) for token in best)

@@ -5,7 +5,8 @@ the same however the tokens were grouped into blocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+
+from paceline.decoding.types import NO_TOKEN, Piece
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -22,21 +23,6 @@ _WINDOW = 16
 _OVERLAPS = range(4, 8)
 """Tokens kept when it moves: some tokenizers decode a token differently at a text's start. The
 first number that does not cut a character is taken; one has up to 4 tokens, a byte each."""
-
-
-class TextPiece(NamedTuple):
-    """Text that a token completes: whole characters, so none or that of several tokens."""
-
-    text: str = ""
-    """Text of the answer, stop strings included."""
-    final: str = ""
-    """Final text of the answer: without a possible start of a stop string, and with text held
-    back earlier that turned out to start none."""
-    reasoning: str = ""
-
-    def __add__(self, other: tuple[str, ...]) -> "TextPiece":  # type: ignore[override]
-        """The concatenation, field by field."""
-        return TextPiece(*map("".join, zip(self, other, strict=True)))
 
 
 class StopStrings:
@@ -90,8 +76,8 @@ class TextStream:
         """The stop string that ended the text; None so far."""
         return self._stop.stopped_by
 
-    def push(self, token: int) -> TextPiece:
-        """Append a token; returns the text that it completes.
+    def push(self, token: int) -> Piece:
+        """Append a token; return it with the text that it completes.
 
         Once `stopped_by` is set, all text before the stop string has been returned.
         """
@@ -108,12 +94,12 @@ class TextStream:
                     self._window = self._window[-kept:]
                     self._taken = len(tail)
                     break
-        return TextPiece(fresh, self._stop.push(fresh))
+        return Piece(token, unsigned(fresh), self._stop.push(fresh))
 
-    def finish(self) -> TextPiece:
-        """End the answer; returns the text held back, broken characters included."""
+    def finish(self, last: Piece = NO_TOKEN) -> Piece:
+        """End the answer; return `last` with the text held back, broken characters included."""
         fresh = self._decode(self._window)[self._taken :] if self._window else ""
-        return TextPiece(fresh, self._stop.push(fresh, at_end=True))
+        return last.extended(unsigned(fresh), self._stop.push(fresh, at_end=True))
 
 
 def showing(decode: Decode, shown: Mapping[int, str]) -> Decode:

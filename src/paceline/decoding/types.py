@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from paceline.decoding.text import TextPiece
-
 Logits = npt.NDArray[np.float32]
 """[rows, vocab] float32. A view of the engine's memory: valid until its next step."""
 
@@ -259,24 +257,54 @@ class TokenLogprob(NamedTuple):
     top_texts: Sequence[str] = ()
 
 
+class Piece(NamedTuple):
+    """A token of an answer, and the text that it completes.
+
+    That is whole characters: none, or those of several tokens.
+    """
+
+    token: int = -1
+    """-1: none; the text was held back until the end."""
+    text: str = ""
+    """Text of the answer, stop strings included."""
+    final: str = ""
+    """Final text of the answer: without a possible start of a stop string, with text held back
+    earlier that turned out to start none, and with a sign before marks (`decoding/text.py`)."""
+    reasoning: str = ""
+    source: str | None = None
+    """The drafter whose draft had the token, or `FORCED`; None: it was not drafted."""
+    logprobs: TokenLogprob | None = None
+    """None: the request records none."""
+
+    def extended(self, text: str, final: str = "", reasoning: str = "") -> "Piece":
+        """Return the same token with more text."""
+        text, final, reasoning = self.text + text, self.final + final, self.reasoning + reasoning
+        return self._replace(text=text, final=final, reasoning=reasoning)
+
+
+NO_TOKEN = Piece()
+
+
 class Step(NamedTuple):
     """Result of one engine call for a request."""
 
     accepted_rows: int
     """Rows of the block that are now part of the sequence: its length grows by this."""
-    tokens: Sequence[int]
+    pieces: Sequence[Piece] = ()
     """New tokens of the answer; empty inside the prompt."""
-    pieces: Sequence[TextPiece] = ()
-    """The text that each token completes. A step that only ends the answer has no token, and one
-    piece with the text that was held back."""
     proposal: Proposal = NO_PROPOSAL
-    """The tokens after the last token in the block."""
-    matched: int = 0
-    """Leading tokens of the proposal that the target picked too."""
+    """The tokens after the last token in the block; its source may be `FORCED`."""
     reasoning_tokens: int = 0
     """Tokens of reasoning in the whole answer so far."""
-    logprobs: Sequence[TokenLogprob] = ()
-    """Of each new token, if the request records them."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return [piece.token for piece in self.pieces]
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Logprobs of the new tokens, if the request records them."""
+        return [piece.logprobs for piece in self.pieces if piece.logprobs is not None]
 
     @property
     def text(self) -> str:
@@ -289,21 +317,17 @@ class Step(NamedTuple):
         return "".join(piece.reasoning for piece in self.pieces)
 
     @property
-    def source(self) -> str:
-        """Source of the proposal: a drafter's name, `none`, or `FORCED`."""
-        return self.proposal.source
-
-    @property
     def drafted(self) -> int:
-        return 0 if self.source == FORCED else len(self.proposal.tokens)
+        return 0 if self.proposal.source == FORCED else len(self.proposal.tokens)
 
     @property
     def accepted(self) -> int:
-        return 0 if self.source == FORCED else self.matched
+        """Draft tokens that the target picked too."""
+        return sum(piece.source not in (None, FORCED) for piece in self.pieces)
 
     @property
     def forced(self) -> int:
-        return self.matched if self.source == FORCED else 0
+        return sum(piece.source == FORCED for piece in self.pieces)
 
 
 @dataclass(slots=True)
@@ -330,7 +354,7 @@ class Counters:
         self.forced += step.forced
         self.hidden_seconds += step.proposal.hidden
         if drafted := step.drafted:
-            accepted, source = step.accepted, step.source
+            accepted, source = step.accepted, step.proposal.source
             _count_positions(self.drafted_at, drafted)
             _count_positions(self.accepted_at, accepted)
             self.drafted += drafted

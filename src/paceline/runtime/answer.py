@@ -13,8 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.decoding.generation import Generation, Speculation
-from paceline.decoding.text import TextPiece
-from paceline.decoding.types import Block, Policy, Step, TokenLogprob
+from paceline.decoding.types import Block, Piece, Policy, Step, TokenLogprob
 from paceline.engines.base import Engine, KVSequence, StepResult
 from paceline.engines.exact import Compared
 from paceline.errors import InvalidRequest
@@ -107,7 +106,7 @@ class Answer:
         self._model, self._costs = model.files.name, model.costs
         self._exactness, self._on_end = exactness, on_end
         self._block_length = 0
-        self._text: list[TextPiece] = []
+        self._text: list[Piece] = []
         self._started = self._began = self._drafted = started
         self._result: Result | None = None
         drafts = [*drafters.probes, *drafters.asked]
@@ -182,7 +181,7 @@ class Answer:
             seconds=taken,
         )
         context = self.sequence.length
-        self.chunked |= prefilling and not step.tokens
+        self.chunked |= prefilling and not step.pieces
         self.sequence.commit(step.accepted_rows)
         ended = perf_counter()
         for part, seconds in rows.parts.items():
@@ -192,14 +191,14 @@ class Answer:
             stats.recompute_seconds += ended - self._began
         elif prefilling:
             stats.prefill_seconds += ended - self._began
-            if step.tokens:
+            if step.pieces:
                 stats.first_token_seconds = ended - self._started
         else:
             stats.decode_seconds += ended - self._began
             stats.draft_seconds += self._drafted - self._began
             stats.verify_seconds += rows.seconds
             stats.sample_seconds += ended - verified
-            stats.decoded += len(step.tokens)
+            stats.decoded += len(step.pieces)
             if len(rows.logits) == 1:
                 self._costs.observe(self._block_length, context, rows.seconds)
         self._text += step.pieces

@@ -73,7 +73,7 @@ class EmbeddingJob:
         if self.sequence.length == self.count:
             assert self._sum is not None
             self.result = Embedding(normalized(self._sum), self.count)
-        return Step(len(self._block), ())
+        return Step(len(self._block))
 
     def restart(self, sequence: KVSequence) -> None:
         raise RuntimeError("a preempted embedding starts over")  # all its blocks are prefill

@@ -1,12 +1,14 @@
-"""The ASGI application: routes, middleware and error handlers.
+"""The ASGI application: routes, middleware, error handlers, and a description of the paths.
 
 Invariant: clients get the error object of the path's API, OpenAI's or Anthropic's, for every error.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,21 +18,40 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import HTTPExceptionHandler
 
+from paceline import __version__
 from paceline.server import page
 from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
 from paceline.server.api.embeddings import embeddings
 from paceline.server.api.endpoint import Host, generation, observed, reading
-from paceline.server.api.info import InfoHandlers
+from paceline.server.api.info import DetokenizeBody, InfoHandlers, TokenizeBody
 from paceline.server.api.messages import Messages, count_tokens
-from paceline.server.api.openapi import BODIES, openapi_route
-from paceline.server.api.responses import Responses, StoredResponses
+from paceline.server.api.messages_body import MessagesBody
+from paceline.server.api.response_body import ResponsesBody
+from paceline.server.api.responses import Responses
+from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
 from paceline.server.errors import ApiError
 from paceline.server.http import ApiKeyMiddleware, HostMiddleware
+from paceline.server.json_body import Body
 from paceline.server.service import Service
+from paceline.server.settings import Settings
 
 _PUBLIC = ("/health", "/v1/health", "/openapi.json")
 """Paths without a key: health checks have none, nor has a link of the page."""
+
+BODIES: dict[str, type[Body]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": MessagesBody,
+    "/v1/embeddings": EmbeddingsBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+_STORED = "/v1/responses/{response_id}"
+_READ = ("/v1/models", "/v1/models/{name}", _STORED, "/health", "/tokenizer_info", "/metrics")
+_RESPONSES = {"200": {"description": "The answer"}, "default": {"description": "An error"}}
 
 
 def make_app(service: Service) -> Starlette:
@@ -46,11 +67,10 @@ def make_app(service: Service) -> Starlette:
         "/tokenize": reading(service, info.tokenize),
         "/detokenize": reading(service, info.detokenize),
     }
-    stored = StoredResponses(service.stored)
     gets: dict[str, Any] = {
         "/models": info.models,
         "/models/{name:path}": info.model,
-        "/responses/{response_id}": stored.get,
+        "/responses/{response_id}": service.stored.get,
         "/health": info.health,
         "/tokenizer_info": info.tokenizer_info,
     }
@@ -58,9 +78,8 @@ def make_app(service: Service) -> Starlette:
     for prefix in ("/v1", ""):
         all_routes += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
         all_routes += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
-        all_routes.append(
-            Route(prefix + "/responses/{response_id}", stored.delete, methods=["DELETE"])
-        )
+        forget = service.stored.delete
+        all_routes.append(Route(prefix + "/responses/{response_id}", forget, methods=["DELETE"]))
     return application(service, all_routes)
 
 
@@ -116,3 +135,29 @@ def _error_handler(host: Host) -> HTTPExceptionHandler:
         return JSONResponse(body, reply.status, reply.headers)
 
     return handle
+
+
+def openapi_route(settings: Settings, without: Collection[str] = ()) -> Route:
+    """GET /openapi.json: an OpenAPI 3.1 document, without the paths that a server does not have."""
+    schemas, objects = models_json_schema(
+        [(kind, "validation") for kind in BODIES.values()],
+        ref_template="#/components/schemas/{model}",
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for path in (path for path in _READ if path not in without):
+        named = {"in": "path", "required": True, "schema": {"type": "string"}}
+        parameters = [{"name": name, **named} for name in re.findall(r"{(\w+)}", path)]
+        paths[path] = {"get": {"responses": _RESPONSES}, "parameters": parameters}
+    paths[_STORED]["delete"] = {"responses": _RESPONSES}
+    for path, kind in BODIES.items():
+        content = {"application/json": {"schema": schemas[kind, "validation"]}}
+        body = {"required": True, "content": content}
+        paths[path] = {"post": {"requestBody": body, "responses": _RESPONSES}}
+    info, components = {"title": "paceline", "version": __version__}, {"schemas": objects["$defs"]}
+    document: dict[str, Any] = {"openapi": "3.1.0", "info": info, "paths": paths}
+    document |= {"components": components, "servers": [{"url": f"{settings.root_path}/"}]}
+
+    async def describe(_request: Request) -> Response:
+        return JSONResponse(document)
+
+    return Route("/openapi.json", describe, methods=["GET"])

@@ -20,9 +20,17 @@ from pydantic.json_schema import SkipJsonSchema
 
 from paceline.options import OPTIONS, RANGES
 from paceline.server.errors import ApiError
-from paceline.server.json_body import Body, Prompts, Text, invalid
+from paceline.server.json_body import (
+    AllowedTools,
+    Body,
+    Called,
+    NamedTool,
+    Prompts,
+    Text,
+    Tool,
+    invalid,
+)
 from paceline.server.remembered import Reader
-from paceline.server.tools import AllowedTools, Called, NamedTool, Tool
 
 MAX_ANSWERS = 8
 """The largest `n`."""

@@ -130,7 +130,7 @@ class Connection(H11Protocol):
         self.since = monotonic()
         """When it was opened, or its last request was answered."""
         self._header_timer: asyncio.TimerHandle | None = None
-        self._read_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None  # cancelled while the client reads
 
     @property
     def kind(self) -> int | None:
@@ -159,7 +159,8 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_header_timer()
-        self._stop_read_timer()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -169,7 +170,8 @@ class Connection(H11Protocol):
 
     def resume_writing(self) -> None:
         """The client has read."""
-        self._stop_read_timer()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
         super().resume_writing()
 
     def _time_headers(self) -> None:
@@ -191,11 +193,6 @@ class Connection(H11Protocol):
             self._read_timer = self.loop.call_later(seconds, self._time_reading, left)
         else:  # the client has read nothing
             self.transport.abort()
-
-    def _stop_read_timer(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
 
 
 def _refuse(client: socket.socket, limit: int) -> None:

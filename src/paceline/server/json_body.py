@@ -1,4 +1,4 @@
-"""Bodies as JSON: how they are parsed, and the parts that many have.
+"""Bodies as JSON: how they are parsed, and the parts that many have, such as functions.
 
 Invariants: an unknown field is ignored, `null` means absent, 5.0 is 5, and the error for a wrong
 value names its field.
@@ -7,9 +7,16 @@ value names its field.
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, from_json
 
 from paceline.errors import InvalidRequest
@@ -129,3 +136,90 @@ def _path(data: Any, steps: tuple[int | str, ...]) -> str:
             path += f".{step}" if path else step
             data = data.get(step)
     return path
+
+
+def _declared(value: Any) -> Any:
+    """Return a function's parameters as a schema that chat templates can read: null is absent."""
+    if not isinstance(value, Mapping):
+        return value
+    schema = {"type": "object", **{key: part for key, part in value.items() if part is not None}}
+    properties = schema.setdefault("properties", {})
+    if isinstance(properties, Mapping):
+        schema["properties"] = {name: part for name, part in properties.items() if part is not None}
+    return schema
+
+
+Parameters = Annotated[dict[str, Any], BeforeValidator(_declared)]
+"""JSON schema of a function's arguments."""
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: str = Field(min_length=1)
+    description: str = ""
+    """Never absent: some chat templates require it."""
+    parameters: Parameters = Field(default={}, validate_default=True)
+
+
+class Tool(Body):
+    """OpenAI's wrapper of a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class OtherTool(Body):
+    """A tool that the server would have to run, or whose calls are not JSON: it is left out."""
+
+    type: str
+    name: Any = None
+
+    @property
+    def about(self) -> str:
+        """Its type and name."""
+        return f"{self.type} {self.name or ''}".strip()[:80]
+
+
+class NamedTool(Body):
+    """The one function that the answer must call."""
+
+    class Name(Body):
+        """Its name."""
+
+        name: str
+
+    type: Literal["function"]
+    function: Name
+
+
+class AllowedTools(Body):
+    """The functions that the answer may call."""
+
+    class Allowed(Body):
+        """Their names, and whether the answer must call one."""
+
+        mode: Literal["auto", "required"]
+        tools: list[NamedTool]
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+class CalledFunction(Body):
+    """A function call of an earlier answer."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Called(Body):
+    """OpenAI's wrapper of a function call."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def called(call_id: str | None, name: str, arguments: str) -> Called:
+    return Called(id=call_id, function=CalledFunction(name=name, arguments=arguments))

@@ -1,13 +1,16 @@
-"""GET /metrics in Prometheus' text format: counters since the start.
+"""What answers cost: fields of their responses, and GET /metrics in Prometheus' text format.
 
-Invariant: the counters of answers are sums of the fields of their responses, to the token. An
-answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engine's counters include
+A response has OpenAI's usage, llama.cpp's timings and vLLM's speculation metrics. Invariants:
+counts are consistent, as their readers check: the sums of a histogram's steps, accepted and draft
+tokens equal the fields beside it; and counters of answers are sums of those fields, to the token.
+An answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engine's counters include
 it. Its request counts as failed, too: `client_gone`, `request_timeout` or `draining`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from time import perf_counter
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,6 +28,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from paceline import __version__
+from paceline.drafters import DrafterSpec
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.embedding import Embedding
@@ -208,3 +212,115 @@ def _labelled(name: str, text: str, label: str, values: Mapping[str, int]) -> Me
     for which, value in values.items():
         family.add_metric([which], value)
     return family
+
+
+def usage(
+    prompts: Sequence[int], answers: Sequence[Answer], *, predicted: bool = False
+) -> dict[str, Any]:
+    """OpenAI's usage of answers, which may be unfinished.
+
+    `prompts` are counts of tokens, each counted once for all answers to it; the answers are in the
+    order of the prompts, the same number for each.
+    """
+    per_prompt = len(answers) // len(prompts)
+    results = [answer.result for answer in answers]
+    cached = [first.stats.cached_tokens for first in results[::per_prompt] if first is not None]
+    prompt, completion = sum(prompts), sum(answer.tokens for answer in answers)
+    costs: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
+    }
+    if thoughts := sum(answer.reasoning_tokens for answer in answers):
+        costs["completion_tokens_details"] = {"reasoning_tokens": thoughts}
+    if predicted:
+        drafted = sum(result.stats.drafted_by.get("prediction", 0) for result in results if result)
+        accepted = sum(
+            result.stats.accepted_by.get("prediction", 0) for result in results if result
+        )
+        details = costs.setdefault("completion_tokens_details", {})
+        details["accepted_prediction_tokens"] = accepted
+        details["rejected_prediction_tokens"] = drafted - accepted
+    return costs
+
+
+def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, Any]:
+    """Fields at the root of a response, or of a stream's last chunk, once the answers have ended.
+
+    With several answers they are null: their times overlap. With `steps` each step is listed.
+    """
+    if len(answers) != 1:
+        return {"timings": None, "metrics": None, "speculation": None, "settings": None}
+    answer, result = answers[0], answers[0].done
+    return {
+        "timings": timings(answer),
+        "metrics": {"speculative_decoding": speculative_decoding(answer, steps=steps)},
+        "speculation": {
+            "drafter": DrafterSpec.parse(result.drafter).without_folders,
+            "policy": result.policy,
+            "exact": result.exact,
+            "exactness": {name: compared.as_dict() for name, compared in result.exactness.items()},
+            "seed": result.seed,
+            "drafted_by": result.stats.drafted_by,
+            "accepted_by": result.stats.accepted_by,
+            "forced": result.stats.forced,
+            "steps": result.stats.steps,
+            "tokens_per_step": result.stats.tokens_per_step,
+        },
+        "settings": {name: setting._asdict() for name, setting in result.settings.items()},
+    }
+
+
+def timings(answer: Answer) -> dict[str, Any]:
+    """llama.cpp's timings, in milliseconds; without drafts the draft fields are absent."""
+    stats = answer.done.stats
+    computed = answer.done.prompt_tokens - stats.cached_tokens
+    prompt_ms, predicted_ms = 1e3 * stats.prefill_seconds, 1e3 * stats.decode_seconds
+    times = {
+        "cache_n": stats.cached_tokens,
+        "prompt_n": computed,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": _ratio(prompt_ms, computed),
+        "prompt_per_second": _ratio(1e3 * computed, prompt_ms),
+        "predicted_n": answer.tokens,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": _ratio(predicted_ms, stats.decoded),
+        "predicted_per_second": stats.decode_tokens_per_second,
+    }
+    drafts = {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
+    return {**times, **drafts} if stats.drafted else times
+
+
+def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, Any]:
+    """Metrics, in vLLM's form, of the steps that had a draft."""
+    verified = [step for step in answer.steps if step[0]]
+    all_drafted, all_accepted = [drafted for drafted, _ in verified], [kept for _, kept in verified]
+    drafted, accepted, longest = sum(all_drafted), sum(all_accepted), max(all_drafted, default=0)
+    by_length = {
+        str(length): _histogram([kept for tried, kept in verified if tried == length], length)
+        for length in sorted({*all_drafted})
+    }
+    metrics: dict[str, Any] = {
+        "mean_acceptance_length": 1 + _ratio(accepted, len(verified)),
+        "draft_acceptance_rate": _ratio(accepted, drafted),
+        "acceptance_histogram": _histogram(all_accepted, longest),
+        "acceptance_histogram_by_draft_length": by_length,
+        "num_spec_steps": len(verified),
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": longest,
+    }
+    if steps:
+        metrics["per_step_accepted"] = all_accepted
+        metrics["per_step_drafted"] = all_drafted
+    return metrics
+
+
+def _histogram(values: Sequence[int], largest: int) -> list[int]:
+    """Counts of the values 0, 1, ... `largest`."""
+    return [sum(value == number for value in values) for number in range(largest + 1)]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -25,8 +25,8 @@ from paceline.runtime.prompt import (
 )
 from paceline.server.body import ChatBody, Message
 from paceline.server.errors import ApiError, prompt_too_long
+from paceline.server.json_body import Tool
 from paceline.server.settings import Settings
-from paceline.server.tools import Tool
 from paceline.tools.forms import ToolForm, tool_form
 
 _SAMPLED_CHARACTERS = 16

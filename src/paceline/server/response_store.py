@@ -11,9 +11,12 @@ from http import HTTPStatus
 from threading import Lock
 from typing import Any, NamedTuple
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
 from paceline.server.body import Message
 from paceline.server.errors import ApiError
-from paceline.server.http import to_json
+from paceline.server.http import client_of, to_json
 
 _MAX_RESPONSES = 1000
 _MAX_BYTES = 64 * 2**20
@@ -73,6 +76,17 @@ class ResponseStore:
                 if owner == client and item["id"] == name
             ]
         return items[0] if items else None
+
+    async def get(self, request: Request) -> Response:
+        """Reply with a stored response. Raises ApiError if there is none."""
+        name = request.path_params["response_id"]
+        return JSONResponse(self.response(client_of(request.scope), name))
+
+    async def delete(self, request: Request) -> Response:
+        """Forget a stored response. Raises ApiError if there is none."""
+        name = request.path_params["response_id"]
+        self.response(client_of(request.scope), name, delete=True)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     def response(self, client: int, name: str, *, delete: bool = False) -> dict[str, Any]:
         """A response, which is forgotten with `delete`. Raises ApiError if it is not stored."""

@@ -1,29 +1,242 @@
-"""`paceline serve`: one model's server, from start to shutdown.
+"""One model's server, from start to shutdown, and what serves an ASGI application at an address.
 
-Invariant: every accepted request gets its answer or an error. At shutdown the server accepts
-nothing new, lets requests run for the grace period, and ends the rest with an error.
+Invariants: the address is bound once, before anything is loaded for it; every accepted request gets
+its answer or an error. At shutdown the server accepts nothing new, lets requests run for the grace
+period, and ends the rest with an error; then connections are closed.
 """
 
+import asyncio
+import ipaddress
+import logging
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
-from paceline.errors import PacelineError
+import uvicorn
+from starlette.types import ASGIApp
+
+from paceline.errors import InvalidRequest, PacelineError
 from paceline.models import cache_dir
 from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.model import Model
 from paceline.server.app import make_app
-from paceline.server.http_server import HttpServer, say_line, serving_line
+from paceline.server.connections import Connections, connection_limit
 from paceline.server.service import Service
 from paceline.server.settings import Settings
+from paceline.storage.text import visible
+from paceline.system.machine import allow_open_files, stop_signals
 
 CONTEXTS = 4
 """Full contexts in the KV cache without `--cache-tokens`. Requests and the prefix cache take blocks
 as they grow, and memory is allocated as blocks are used."""
+
+_BACKLOG = 1024
+"""Connections that wait to be accepted, which take no descriptor. Beyond it the system drops a
+client's attempt, and the next one comes after a second."""
+
+_FLUSH_SECONDS = 2
+"""Time for clients to read the rest after all answers have ended."""
+
+_LAST_SECONDS = 5
+"""Time after the grace period in which a process ends by itself."""
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def say_line(line: str) -> None:
+    """Write a line to standard error."""
+    sys.stderr.write(f"{visible(line, line=True)}\n")
+    sys.stderr.flush()
+
+
+class HttpServer(ABC):
+    """A server of an application, bound to its address and not yet running."""
+
+    app: ASGIApp
+    name: str
+    """What it serves, in the line with its URL."""
+    descriptors = 1
+    """File descriptors that a request takes."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Bind the address; raises as `bound` does."""
+        host = settings.host
+        if _is_local(host) and settings.hosts is None:
+            settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
+        self.settings = settings
+        self._socket = bound(settings)
+        self.port: int = self._socket.getsockname()[1]
+        name = f"[{host}]" if ":" in host else host
+        self.url = f"http://{name}:{self.port}"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_requests = 0
+        self._stop = asyncio.Event()
+        self._end_timers: list[threading.Timer] | None = None
+
+    @abstractmethod
+    def close(self, grace: float) -> None:
+        """Accept nothing new, and end what still runs after `grace` seconds.
+
+        Blocks, and is called from other threads.
+        """
+
+    def run(
+        self, *, say: Callable[[str], Any] = say_line, signals: bool = False, quiet: bool = True
+    ) -> None:
+        """Serve until `stop` is called, or with `signals` until a signal.
+
+        Args:
+            say: gets the line with the URL once the server listens.
+            signals: whether SIGTERM and SIGINT stop it; the process then ends soon after the grace
+                period, whatever hangs.
+            quiet: False: write a line for each request to standard error.
+        """
+        if signals:
+            allow_open_files()
+        self._end_timers = [] if signals else None
+        limit = connection_limit(self.settings, self.descriptors)
+        try:
+            with request_log(quiet=quiet), stop_signals(self.stop) if signals else nullcontext():
+                asyncio.run(self._run(say, limit, quiet=quiet))
+        finally:
+            self.close(0.0)
+            self._socket.close()
+            for timer in self._end_timers or ():
+                timer.cancel()
+
+    def stop(self) -> None:
+        """Shut down, from any thread; the second call skips the grace period."""
+        self._stop_requests += 1
+        if self._end_timers is not None:
+            grace = self.settings.grace_seconds if self._stop_requests == 1 else 0.0
+            timer = threading.Timer(grace + _LAST_SECONDS, _end_process)
+            timer.daemon = True
+            timer.start()
+            self._end_timers.append(timer)
+        if self._loop is None:  # it does not run yet, and will end at once
+            self._stop.set()
+            return
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
+        if self._stop_requests > 1:
+            threading.Thread(target=self.close, args=(0.0,), daemon=True).start()
+
+    async def _run(self, say: Callable[[str], Any], limit: int, *, quiet: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = _Uvicorn(self._config())
+        serving = asyncio.ensure_future(server.serve(sockets=[]))
+        while not (server.started or serving.done()):
+            await asyncio.sleep(0.005)
+        connections = Connections(server, self.settings, limit)
+        accepting = asyncio.ensure_future(connections.accept(self._socket))
+        say(f"serving {self.name} at {self.url}/v1 (a page to chat: {self.url}/)")
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if (count := connections.running()) and not quiet:
+            requests = f"{count} request{'s' * (count > 1)}"
+            grace = self.settings.grace_seconds
+            say_line(f"finishing {requests}, up to {grace:g} s; Ctrl-C again ends it now")
+        await asyncio.to_thread(self.close, self.settings.grace_seconds)
+        accepting.cancel()
+        connections.close_unfinished()
+        server.should_exit = True
+        await serving
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self.app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # no line for each request that is not HTTP
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_FLUSH_SECONDS,
+        )
+
+
+class _Uvicorn(uvicorn.Server):
+    """Does not handle signals: uvicorn would close connections with unfinished answers."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _is_local(host: str) -> bool:
+    """Whether an address is reachable from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bound(settings: Settings) -> socket.socket:
+    """A socket that listens at the address of the settings.
+
+    Raises InvalidRequest if other machines can reach it and it requires no API key, and
+    PacelineError if it cannot listen there.
+    """
+    host, port = settings.host, settings.port
+    if not (_is_local(host) or settings.api_keys or settings.anyone):
+        raise InvalidRequest(
+            f"other machines can reach a server at {host}: set an API key, or allow --anyone"
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while ")[0]
+        raise PacelineError(
+            f"cannot listen at {host}, port {port}: {reason}; choose another with --port"
+        ) from error
+    # Connections inherit it. asyncio sets it only for a socket that names its protocol, and without
+    # it a reply's body waits up to 40 ms until the client acknowledges its head.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def _end_process() -> None:
+    """End the process at once: files appear by a rename, so that none is left half-written."""
+    say_line("the server has not ended within its grace period: its process is ended")
+    os._exit(1)
+
+
+@contextmanager
+def request_log(*, quiet: bool) -> Generator[None, None, None]:
+    """Log to standard error while the body runs: warnings, and each request unless `quiet`."""
+    log, all_logs = logging.getLogger("paceline.server"), logging.getLogger("paceline")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogLine("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    level = log.level
+    all_logs.addHandler(handler)
+    if not quiet:
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        all_logs.removeHandler(handler)
+
+
+class _LogLine(logging.Formatter):
+    """A record in one line, with the lines of a traceback indented: no client begins a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        return visible(super().formatMessage(record), line=True).replace("\n", r"\n")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n  ".join(visible(line, line=True) for line in super().format(record).split("\n"))
 
 
 def serve(
@@ -49,35 +262,30 @@ def serve(
     server.run(say=say, signals=True, quiet=quiet)
 
 
-class Server:
-    """A model's server, bound to its address and not yet running."""
+class Server(HttpServer):
+    """The server of a model."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
         model.open_drafters(settings.drafter, "auto")  # a request may name either
-        self.http = HttpServer(settings)
-        self.stop = self.http.stop
-        self.settings = self.http.settings
+        super().__init__(settings)
+        store = None
+        if (most := settings.prompt_cache_bytes) is not None:
+            folder = cache_dir() / "prompts"
+            store = PromptStore(folder, model.engine, model.files.fingerprint, most)
         self.scheduler = model.open_scheduler(
-            max_waiting=settings.max_waiting,
-            max_running=settings.max_running,
-            store=_store(model, settings.prompt_cache_bytes),
+            max_waiting=settings.max_waiting, max_running=settings.max_running, store=store
         )
         self.service = Service(model, self.scheduler, self.settings)
-        self._app = make_app(self.service)
-        self.url, self.port = self.http.url, self.http.port
+        self.name, self.app = self.service.name, make_app(self.service)
 
-    def run(self, *, say: Callable[[str], Any], signals: bool = False, quiet: bool = True) -> None:
-        """Serve until `stop` is called, or with `signals` until a signal."""
+    def run(
+        self, *, say: Callable[[str], Any] = say_line, signals: bool = False, quiet: bool = True
+    ) -> None:
         self.scheduler.start(warm_up=True)
-        line = serving_line(self.service.name, self.url)
-        close = self.service.close
-        self.http.run(self._app, close, lambda: say(line), signals=signals, quiet=quiet)
+        super().run(say=say, signals=signals, quiet=quiet)
 
-
-def _store(model: Model, max_bytes: int | None) -> PromptStore | None:
-    if max_bytes is None:
-        return None
-    return PromptStore(cache_dir() / "prompts", model.engine, model.files.fingerprint, max_bytes)
+    def close(self, grace: float) -> None:
+        self.service.close(grace)
 
 
 def end_with_input() -> None:

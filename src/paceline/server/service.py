@@ -1,14 +1,19 @@
 """The served model, and how the body of a request becomes requests to the scheduler.
 
-Independent of HTTP and of the form of a response. Invariant: no string of a client is used as a
-file name.
+Independent of HTTP and of the form of a response. Invariants: no string of a client is used as a
+file name; short bodies wait neither for long ones nor for grammars.
 """
 
+import asyncio
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from enum import Enum
 from http import HTTPStatus
-from typing import Any, NamedTuple, cast
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar, cast
 
 from paceline.constraints.call_grammar import literal
 from paceline.constraints.grammar import Grammars
@@ -18,7 +23,7 @@ from paceline.decoding.types import FINAL_NORM, Constraint
 from paceline.drafters import DrafterSpec
 from paceline.models import ModelFiles
 from paceline.options import Options
-from paceline.runtime.batching.request import BatchRequest
+from paceline.runtime.batching.request import BatchRequest, Draining
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.embedding import NO_EMBEDDINGS
 from paceline.runtime.model import Model
@@ -32,13 +37,14 @@ from paceline.server.body import (
     StructuredOutputs,
 )
 from paceline.server.errors import ApiError, unknown_model
+from paceline.server.json_body import AllowedTools, NamedTool
 from paceline.server.metrics import Metrics
 from paceline.server.prompts import Prompts
-from paceline.server.readers import Readers
 from paceline.server.response_store import ResponseStore
 from paceline.server.settings import Settings
-from paceline.server.tools import AllowedTools, NamedTool
 from paceline.tools.forms import ToolForm
+
+_T = TypeVar("_T")
 
 _SAFE_DRAFTERS = ("suffix", "table", "prediction")
 """Parts of a drafter that any request may name; `ngram` too, with options. None opens a file that
@@ -49,6 +55,69 @@ _TEMPERATURE = 1.0
 
 _MAX_TOKENS = 16_384
 """Of an answer without a limit: more than agents write at once, and an end to noise."""
+
+_SHORT_BYTES = 16 * 1024
+
+_GRAMMARS = 256
+"""Those that are compiled already wait for none of the others."""
+
+
+class Lane(Enum):
+    """Work that waits for its like alone; the value is the number of its threads."""
+
+    # One thread: tokenizing a megabyte of text takes 100 MB, which a thread keeps. With eight
+    # threads and such bodies the server grew by 720 MB for good.
+    LONG = "long", 1
+    SHORT = "short", 1
+    GRAMMAR = "grammar", _GRAMMARS
+
+    @classmethod
+    def of(cls, body: bytes) -> "Lane":
+        """The lane in which a body is parsed, and its prompt rendered and tokenized."""
+        return cls.LONG if len(body) > _SHORT_BYTES else cls.SHORT
+
+
+class Readers:
+    """The threads of one server. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._pools = {
+            lane: ThreadPoolExecutor(lane.value[1], f"paceline-{lane.value[0]}-reader")
+            for lane in Lane
+        }
+        self._started: dict[int, float] = {}
+        self._numbers = itertools.count()
+
+    async def run(self, lane: Lane, work: Callable[..., _T], *args: Any) -> _T:
+        """Run in a thread of a lane; what waits there is dropped with its caller.
+
+        Raises Draining after `close`.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            future = loop.run_in_executor(self._pools[lane], self._timed, work, *args)
+        except RuntimeError:  # the threads have ended
+            raise Draining("the server is shutting down and accepts no more requests") from None
+        return await future
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds that the longest of the work in progress has taken so far."""
+        now = monotonic()
+        return now - min(self._started.copy().values(), default=now)
+
+    def close(self) -> None:
+        """Wait for the work in progress, and drop the rest."""
+        for pool in self._pools.values():
+            pool.shutdown(cancel_futures=True)
+
+    def _timed(self, work: Callable[..., _T], *args: Any) -> _T:
+        number = next(self._numbers)
+        self._started[number] = monotonic()
+        try:
+            return work(*args)
+        finally:
+            del self._started[number]
 
 
 class Service:
@@ -199,23 +268,21 @@ class Service:
         private = bool(body.cache_salt) or limit == 0
         first = self.model._request(cast("Options", options), self.defaults, private=private)
         first = replace(first, thoughts=answer.thoughts, shown=answer.shown)
-        tickets = []
-        for index in range(body.n):
-            seed = (first.sampling.seed + index) % 2**64
-            tickets.append(
-                BatchRequest(
-                    self.model,
-                    tokens,
-                    replace(first, sampling=replace(first.sampling, seed=seed)),
-                    body.cache_salt,
-                    body.cache_prompt,
-                    self.settings.request_seconds,
-                    limit == 0,
-                    index,
-                    constraint=constraint,
-                )
+        seeds = ((first.sampling.seed + index) % 2**64 for index in range(body.n))
+        return [
+            BatchRequest(
+                self.model,
+                tokens,
+                replace(first, sampling=replace(first.sampling, seed=seed)),
+                body.cache_salt,
+                body.cache_prompt,
+                self.settings.request_seconds,
+                limit == 0,
+                index,
+                constraint=constraint,
             )
-        return tickets
+            for index, seed in enumerate(seeds)
+        ]
 
     def _with_calls(
         self, answer: "_Answer", body: ChatBody, thoughts: ReasoningMarks | None

@@ -9,17 +9,15 @@ other request.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from time import perf_counter
-from typing import NamedTuple, Self
+from typing import Self
 
-from paceline.decoding.text import Decode, TextStream, unsigned
-from paceline.decoding.types import FinishReason, Step, TokenLogprob
+from paceline.decoding.text import unsigned
+from paceline.decoding.types import FinishReason, Piece, Step
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching.request import BatchRequest, Event
 from paceline.runtime.batching.scheduler import Scheduler
@@ -27,44 +25,17 @@ from paceline.runtime.embedding import Embedding
 from paceline.runtime.result import Result
 
 
-class Piece(NamedTuple):
-    """A token of an answer, and the text that it completed.
-
-    A token of a thought has no text of the answer; its text is in `reasoning`.
-    """
-
-    token: int
-    text: str
-    start: int
-    """Offset of the text in the answer, in characters."""
-    logprobs: TokenLogprob | None = None
-    source: str | None = None
-    """The drafter whose draft had the token, or `forced`; None: it was not drafted."""
-    reasoning: str = ""
-    """The text of a thought that it completed."""
-
-    @property
-    def end(self) -> int:
-        """Offset of the end of its text."""
-        return self.start + len(self.text)
-
-
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What is new of one of the answers to a request."""
 
     index: int
-    text: str
-    pieces: list[Piece]
+    text: str = ""
+    """With a sign before marks that a token wrote (`decoding/text.py`), for the parser of calls."""
+    pieces: Sequence[Piece] = ()
+    """The tokens whose text is sent now."""
     reasoning: str = ""
-    signed: str = ""
-    """`text` with the signs of marks that a token wrote."""
     finished: bool = False
-
-
-class StepCount(NamedTuple):
-    drafted: int
-    accepted: int
 
 
 @dataclass(slots=True)
@@ -73,17 +44,18 @@ class Answer:
     index: int = 0
     prefill_only: bool = False
     text: str = ""
-    signed: str = ""
-    """`text` with the signs of marks that a token wrote, for the parser of calls."""
+    """With signs, as `Delta.text`."""
     reasoning: str = ""
     """The model's thoughts, if they are separated from the answer."""
     pieces: list[Piece] = field(default_factory=list)
-    steps: list[StepCount] = field(default_factory=list)
+    """The tokens that were sent."""
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """Draft tokens of each step after the prompt, and how many were accepted."""
     result: Result | None = None
     """Once it has ended."""
     submitted: float = field(default_factory=perf_counter)
-    _held: deque[Piece] = field(default_factory=deque)
-    _decoded: int = 0
+    _held: list[Piece] = field(default_factory=list)
+    _ahead: int = 0  # characters of held tokens that are sent
     _reasoning_tokens: int = 0
     _started: bool = False
     _stopped: bool = False
@@ -93,6 +65,11 @@ class Answer:
         """The result of an answer that has ended."""
         assert self.result is not None
         return self.result
+
+    @property
+    def whole(self) -> Delta:
+        """All of an answer that has ended."""
+        return Delta(self.index, self.text, self.pieces, self.reasoning, finished=True)
 
     @property
     def tokens(self) -> int:
@@ -108,8 +85,8 @@ class Answer:
         """Steps after the prompt so far, and their draft tokens."""
         return {
             "steps": len(self.steps),
-            "drafted": sum(step.drafted for step in self.steps),
-            "accepted": sum(step.accepted for step in self.steps),
+            "drafted": sum(drafted for drafted, _ in self.steps),
+            "accepted": sum(accepted for _, accepted in self.steps),
         }
 
     @property
@@ -119,67 +96,59 @@ class Answer:
     def progress(self, step: Step) -> Delta:
         """Add a step."""
         if self._started:
-            self.steps.append(StepCount(step.drafted, step.accepted))
+            self.steps.append((step.drafted, step.accepted))
         self._started = True
         if self.prefill_only:
-            return Delta(self.index, "", [])
+            return Delta(self.index)
         self._reasoning_tokens = step.reasoning_tokens
-        new = enumerate(zip_longest(step.tokens, step.pieces, step.logprobs))
-        for place, (token, piece, logprobs) in new:
-            if token in self.stop_token_ids:
+        for piece in step.pieces:
+            if piece.token in self.stop_token_ids:
                 self._stopped = True
                 self._extend(piece.text, piece.reasoning)
                 break
-            source = step.source if place < step.matched else None
-            text, reasoning = unsigned(piece.text), unsigned(piece.reasoning)
-            self._held.append(Piece(token, text, self._decoded, logprobs, source, reasoning))
-            self._decoded += len(text)
-        pieces = self._complete(len(self.text) + len(unsigned(step.text)))
-        return self._append(step.text, pieces, step.reasoning)
+            self._held.append(piece)
+        return self._delta(step.text, step.reasoning)
 
     def finish(self, result: Result) -> Delta:
         """Add the end."""
         self.result = result
         if self.prefill_only:
-            return Delta(self.index, "", [], finished=True)
-        text = unsigned(result.text)
-        length = len(text)
-        self._extend(text[self._decoded :], "")  # text held back until the end
-        cut = result.finish_reason == FinishReason.STOP and not self._stopped
-        pieces = []
-        while self._held and not (cut and self._held[0].start >= length):
-            piece = self._held.popleft()
-            pieces.append(piece._replace(text=piece.text[: max(length - piece.start, 0)]))
-        self._held.clear()
-        reasoning = unsigned(result.reasoning)[len(self.reasoning) :]
-        delta = self._append(result.text[len(self.signed) :], pieces, reasoning)
-        return replace(delta, finished=True)
+            return Delta(self.index, finished=True)
+        text = result.text[len(self.text) :]
+        final = self._ahead + len(unsigned(text))
+        if (lacking := final - sum(len(piece.text) for piece in self._held)) > 0:
+            self._extend(unsigned(text)[-lacking:])  # text held back until the end
+        cut = result.finish_reason == FinishReason.STOP and not self._stopped  # by a stop string
+        held, start = self._held, 0
+        self._held = []
+        for piece in held:
+            if cut and start >= final:
+                break
+            self._held.append(piece._replace(text=piece.text[: max(final - start, 0)]))
+            start += len(piece.text)
+        return self._delta(text, result.reasoning[len(self.reasoning) :], finished=True)
 
-    def _extend(self, text: str, reasoning: str) -> None:
+    def _extend(self, text: str, reasoning: str = "") -> None:
         """Add text without a token of its own to the last token that is not sent yet."""
         if self._held:
-            last, text = self._held.pop(), unsigned(text)
-            reasoning = last.reasoning + unsigned(reasoning)
-            self._held.append(last._replace(text=last.text + text, reasoning=reasoning))
-            self._decoded += len(text)
+            self._held[-1] = self._held[-1].extended(text, reasoning=reasoning)
 
-    def _complete(self, sent: int) -> list[Piece]:
-        """Take the held tokens whose text is sent, up to the last one with any text."""
-        complete = 0
+    def _delta(self, text: str, reasoning: str, *, finished: bool = False) -> Delta:
+        """Send text, and the held tokens whose text is sent, up to the last one with any text."""
+        self._ahead += len(unsigned(text))
+        end, complete, ahead = 0, 0, self._ahead
         for place, piece in enumerate(self._held, 1):
-            if piece.end > sent:
+            end += len(piece.text)
+            if end > self._ahead and not finished:
                 break
-            if piece.text or piece.reasoning:
-                complete = place
-        return [self._held.popleft() for _ in range(complete)]
-
-    def _append(self, signed: str, pieces: list[Piece], reasoning: str) -> Delta:
-        text, reasoning = unsigned(signed), unsigned(reasoning)
+            if piece.text or piece.reasoning or finished:
+                complete, ahead = place, self._ahead - end
+        pieces, self._held = self._held[:complete], self._held[complete:]
+        self._ahead = ahead
         self.text += text
-        self.signed += signed
         self.reasoning += reasoning
         self.pieces += pieces
-        return Delta(self.index, text, pieces, reasoning, signed)
+        return Delta(self.index, text, pieces, reasoning, finished)
 
 
 class Answers:
@@ -282,17 +251,3 @@ class Answers:
     def _cancel(self) -> None:
         for request in self._requests:
             request.cancel()
-
-
-def prompt_pieces(decode: Decode, tokens: list[int]) -> list[Piece]:
-    """A prompt's tokens, each with its text."""
-    stream = TextStream(decode)
-    pieces: list[Piece] = []
-    start = 0
-    for place, token in enumerate(tokens):
-        text = stream.push(token).text
-        if place == len(tokens) - 1:
-            text += stream.finish().text
-        pieces.append(Piece(token, text, start))
-        start += len(text)
-    return pieces

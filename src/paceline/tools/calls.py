@@ -1,18 +1,22 @@
-"""Splits an answer's text into content and tool calls, as it grows or whole.
+"""Divides an answer into parts, as it grows or whole: reasoning, text and tool calls.
 
-Independent of tokenizers and models. Invariants: no text is lost: what turns out not to be a call
-is content, without signs; and the calls do not depend on how the text was cut into pieces. With a
-form that is `signed`, a mark that was typed letter by letter is content. A stream gives a call
-as soon as its name is certain, so a call that the limit of tokens cuts has incomplete arguments;
-of a whole text such a call is content.
+Independent of tokenizers, models and APIs. Invariants: one part is open at a time, the last one; no
+text is lost: what turns out not to be a call is text, without signs; and the calls do not depend on
+how the text was cut into pieces. With a form that is `signed`, a mark that was typed letter by
+letter is text. A stream gives a call as soon as its name is certain, so a call that the limit of
+tokens cuts has incomplete arguments; in a whole answer such a call is text.
 """
 
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from paceline.decoding.text import overlap, unsigned
+from paceline.decoding.types import Piece
 from paceline.tools.call_text import CallText, Emit, NotACall, Reader, decoded
 from paceline.tools.forms import FORMS, HERMES, NAME, Syntax, ToolForm
 from paceline.tools.literals import read_literals, written_literals
@@ -25,24 +29,42 @@ class ToolCall(NamedTuple):
     """A JSON object, as text."""
 
 
-class Parsed(NamedTuple):
-    content: str
-    """Text outside of calls; the unchanged answer if there are no calls."""
-    calls: tuple[ToolCall, ...]
+class PartKind(StrEnum):
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALL = "call"
 
 
-class CallPiece(NamedTuple):
-    call: int
-    """The call's place among the answer's calls."""
+@dataclass(slots=True, eq=False)
+class Part:
+    """A part of an answer so far, and what the last `push` changed."""
+
+    kind: PartKind
     name: str = ""
-    """The function's, in the first piece of the call alone."""
-    arguments: str = ""
-    """The next part of the arguments' JSON text."""
-    last: bool = False
-    """Whether the call is complete."""
+    """The called function."""
+    call_id: str = ""
+    """The id of a call, as the model's chat template demands."""
+    text: str = ""
+    """Reasoning, text, or the arguments of a call: a JSON object."""
+    pieces: list[Piece] = field(default_factory=list)
+    """The tokens of a text."""
+    whole: bool = False
+    """Whether a call is complete: the limit of tokens may cut one."""
+    index: int = 0
+    """Its place among the parts."""
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    new: str = ""
+    """The text that is new."""
+    new_pieces: list[Piece] = field(default_factory=list)
+    opens: bool = True
+    """Whether the part is new."""
+    closes: bool = False
+    """Whether it will not grow any more."""
 
+    def grow(self, text: str) -> None:
+        self.text += text
+        self.new += text
 
-Part = str | CallPiece
 
 _LABEL = re.compile(r"\w*")
 _CALL_KEYS = ("name", "type", "id", "arguments", "parameters")
@@ -51,70 +73,89 @@ Functions = Mapping[str, Mapping[str, Any]]
 """A function's name -> the JSON schema of its arguments."""
 
 
-class CallStream:
-    """Splits one answer."""
+class PartStream:
+    """Divides one answer."""
 
     def __init__(
         self,
-        form: ToolForm = HERMES,
+        form: ToolForm | None = HERMES,
         functions: Functions | None = None,
         *,
         whole: bool = False,
         forced: bool = False,
     ) -> None:
-        """Prepare.
+        """Prepare for calls of a form; None: the text has no calls.
 
-        With `whole` only calls of complete groups are returned. With `forced` too, and no content:
-        the grammar allows nothing but calls, so other text is not the model's intent.
+        With `whole` only calls of complete groups are parts. With `forced` too, and no text: the
+        grammar allows nothing but calls, so other text is not the model's intent.
         """
-        self._form = form
+        self.parts: list[Part] = []
+        self._form = form or HERMES
         self._functions = functions or {}
         self._whole = whole or forced
         self._forced = forced
-        self._source = CallText()
-        self._parts: list[Part] = []
-        self._pending: list[CallPiece] = []
+        self._source, self._reader = CallText(), self._read() if form else None
+        self._pending: list[Part] = []  # calls of a group that is not complete
+        self._pieces: list[Piece] = []  # tokens whose text is in no part so far
         self._hold: int | None = None  # where the text is content from if this is no call
-        self._calls = 0
         self._space = ""  # white space at the end of the content so far
         self._trim = False  # whether white space is skipped, after a call
-        self._reader = self._read()
 
-    def push(self, text: str) -> list[Part]:
-        """Add text; returns what is certain now, in order."""
-        self._source.text += text
-        next(self._reader, None)
-        return self._taken()
+    @property
+    def calls(self) -> list[Part]:
+        """The calls so far."""
+        return [part for part in self.parts if part.kind is PartKind.CALL]
 
-    def finish(self) -> list[Part]:
-        """End the text; returns the rest."""
-        self._source.ended = True
-        for _ in self._reader:
-            pass
-        if self._space and not self._calls:
-            self._parts.append(self._space)
-        return self._taken()
+    def text(self, kind: PartKind) -> str:
+        """Return the text of all parts of a kind so far."""
+        return "".join(part.text for part in self.parts if part.kind is kind)
 
-    def _taken(self) -> list[Part]:
-        """Return the parts so far, with those of one call joined."""
-        taken: list[Part] = []
-        for part in self._parts:
-            before = taken[-1] if taken else None
-            if isinstance(part, str) and self._forced:
-                continue
-            if isinstance(part, str) and isinstance(before, str):
-                taken[-1] = before + part
-            elif (
-                isinstance(part, CallPiece)
-                and isinstance(before, CallPiece)
-                and part.call == before.call
-            ):
-                arguments = before.arguments + part.arguments
-                taken[-1] = before._replace(arguments=arguments, last=part.last)
-            else:
-                taken.append(part)
-        self._parts.clear()
-        return taken
+    def push(
+        self, text: str, reasoning: str = "", pieces: Sequence[Piece] = (), *, end: bool = False
+    ) -> list[Part]:
+        """Add reasoning, the text after it, and the tokens of both.
+
+        Returns the parts that may have changed, in order: the one that was open, and new ones. The
+        `end` closes the last part; an answer without any has an empty text.
+        """
+        before = max(len(self.parts) - 1, 0)
+        for part in self.parts[before:]:
+            part.new, part.new_pieces, part.opens = "", [], False
+        if reasoning:
+            self._grow(PartKind.REASONING, reasoning)
+        thought = bool(self.parts) and self.parts[-1].kind is PartKind.REASONING
+        # Tokens of reasoning, and of the marks after it, are no tokens of the text.
+        self._pieces += [piece for piece in pieces if piece.text or not thought]
+        if self._reader is not None:
+            self._source.text += text
+            self._source.ended = end
+            next(self._reader, None)
+        elif text:
+            self._grow(PartKind.TEXT, unsigned(text))
+        if end:
+            if self._space and not self.calls and not self._forced:
+                self._grow(PartKind.TEXT, self._space)
+            if not self.parts:
+                self._open(Part(PartKind.TEXT))
+            self.parts[-1].closes = True
+        changed = self.parts[before:]
+        for part in changed[:-1]:
+            part.closes = True
+        return changed
+
+    def _grow(self, kind: PartKind, text: str) -> None:
+        if not (self.parts and self.parts[-1].kind is kind):
+            self._open(Part(kind))
+        part = self.parts[-1]
+        part.grow(text)
+        if kind is PartKind.TEXT:
+            part.pieces += self._pieces
+            part.new_pieces += self._pieces
+            self._pieces.clear()
+
+    def _open(self, part: Part) -> None:
+        part.index = len(self.parts)
+        self.parts.append(part)
 
     def _read(self) -> Reader[None]:
         source, mark = self._source, self._form.mark
@@ -128,7 +169,7 @@ class CallStream:
 
     def _attempt(self, mark: str) -> Reader[None]:
         """Read a group after its mark; what is no call remains to be read, or is content."""
-        source, start, calls = self._source, self._source.at, self._calls
+        source, start = self._source, self._source.at
         self._hold = start
         source.at += len(mark)
         try:
@@ -137,7 +178,6 @@ class CallStream:
         except NotACall:
             self._pending.clear()
             if self._hold == start:
-                self._calls = calls
                 self._say(mark)
                 source.at = start + len(mark)
             elif self._hold is not None:
@@ -169,11 +209,13 @@ class CallStream:
         text = self._space + text
         end = len(text.rstrip())
         self._space = text[end:]
-        if text := unsigned(text[:end]):
-            self._parts.append(text)
+        if (text := unsigned(text[:end])) and not self._forced:
+            self._grow(PartKind.TEXT, text)
 
     def _commit(self) -> None:
-        self._parts += self._pending
+        for call in self._pending:
+            self._open(call)
+            self._pieces.clear()
         self._pending.clear()
         self._hold = None
         self._trim = True
@@ -266,8 +308,8 @@ class CallStream:
 
     def _begin(self, name: str) -> None:
         self._check(name)
-        self._pending.append(CallPiece(self._calls, name))
-        self._calls += 1
+        self._call_part = Part(PartKind.CALL, name, self._form.new_id())
+        self._pending.append(self._call_part)
         if not self._whole:
             self._commit()
 
@@ -277,33 +319,14 @@ class CallStream:
             raise NotACall
 
     def _argue(self, text: str) -> None:
-        piece = CallPiece(self._calls - 1, arguments=text)
-        (self._pending if self._whole else self._parts).append(piece)
+        self._call_part.grow(text)
+        if not self._whole:
+            self._pieces.clear()
 
     def _end(self) -> None:
-        piece = CallPiece(self._calls - 1, last=True)
-        (self._pending if self._whole else self._parts).append(piece)
-
-
-def parse_tool_calls(
-    text: str,
-    form: ToolForm = HERMES,
-    functions: Functions | None = None,
-    *,
-    forced: bool = False,
-) -> Parsed:
-    """Parse the calls in a whole answer; see `CallStream`.
-
-    A call without its closing mark, or with a part of it, counts if it is complete otherwise.
-
-    >>> parse_tool_calls('<tool_call>[{"name": "now", "arguments": {}}]</tool_call>').calls
-    (ToolCall(name='now', arguments='{}'),)
-    """
-    stream = CallStream(form, functions, whole=True, forced=forced)
-    parts = stream.push(text) + stream.finish()
-    content = "".join(part for part in parts if isinstance(part, str))
-    calls = [ToolCall(part.name, part.arguments) for part in parts if isinstance(part, CallPiece)]
-    return Parsed(content, tuple(calls))
+        self._call_part.whole = True
+        if not self._whole:
+            self._pieces.clear()
 
 
 def written_calls(form: ToolForm, calls: Sequence[ToolCall]) -> str:

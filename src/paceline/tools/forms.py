@@ -8,6 +8,7 @@ Invariant: a template of an unknown form gets none, so that what the model write
 
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
@@ -115,6 +116,11 @@ class ToolForm:
     def signed(self) -> "ToolForm":
         """The form in texts with a sign before each mark: the same letters without it are text."""
         return replace(self, mark=SIGN + self.mark)
+
+    def new_id(self) -> str:
+        """Return an id for a call, as the templates demand."""
+        length = self.id_length
+        return secrets.token_hex(length)[:length] if length else f"call_{secrets.token_hex(12)}"
 
 
 NAME = re.compile(r"[\w.:/\-]*")

@@ -86,7 +86,7 @@ def test_idle_connections_beyond_the_descriptors_leave_room_for_others_and_for_t
 
 def test_a_reply_does_not_wait_for_the_clients_acknowledgement_of_its_head(server: Running):
     """A client delays it by 40 ms on a connection that it has used for a while."""
-    listening = server.server.http._socket
+    listening = server.server._socket
     assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
@@ -157,7 +157,7 @@ def test_the_connection_of_a_client_that_does_not_read_the_end_of_its_answer_is_
 ):
     path = max(Path(page.__file__).parent.iterdir(), key=lambda item: item.stat().st_size)
     with socket.socket() as client:
-        server.server.http._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        server.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.server.port))
         client.sendall(f"GET /{path.name} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode() * 4)

@@ -86,7 +86,7 @@ def test_clients_that_do_not_read_are_disconnected(
     body = {**LONG, "n": 4, "max_tokens": 150, "logprobs": 20, "stream": True}
     with ExitStack() as stack:
         # Else the system holds megabytes that nobody reads.
-        server.server.http._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        server.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         stuck = [stack.enter_context(connected(server, small=True)) for _ in range(3)]
         for number, connection in enumerate(stuck):
             connection.sendall(request(body, f"X-Request-Id: stuck-{number}"))

@@ -40,7 +40,7 @@ class RunningRouter:
             listed=self._listed,
             say=self.said.append,
         )
-        self._thread = threading.Thread(target=self.server.run)
+        self._thread = threading.Thread(target=self.server.run, kwargs={"say": self.said.append})
 
     def _listed(self) -> list[Listed]:
         paths = sorted(self.folder.glob("*.gguf"))

@@ -1,18 +1,15 @@
 """POST /v1/chat/completions."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.decoding.types import FinishReason
+from paceline.decoding.types import FinishReason, Piece
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.body import ChatBody
 from paceline.server.service import Service
-from paceline.server.stream_text import Answer, Delta, Piece
-from paceline.server.tools import Tool
-from paceline.tools.calls import CallPiece, CallStream, Part, ToolCall, parse_tool_calls
-from paceline.tools.forms import ToolForm
+from paceline.server.stream_text import Answer, Delta
+from paceline.tools.calls import Part, PartKind, PartStream
 
 
 class Chat(ApiRequest[ChatBody]):
@@ -25,30 +22,31 @@ class Chat(ApiRequest[ChatBody]):
         self.requests = service.prepare(body)
         self._predicted = body.prediction is not None
         self._tokens = self.requests[0].tokens
-        self.forced = body.forced
-        self.tool_form = service.answer_form if body.calling else None
-        self.functions = function_schemas(body.tools)
-        self.call_streams = [
-            CallStream(self.tool_form, self.functions, forced=body.forced)
+        form = service.answer_form if body.calling else None
+        functions = {tool.function.name: tool.function.parameters for tool in body.tools}
+        self.streams = [
+            PartStream(form, functions, whole=not body.stream, forced=body.forced)
             for _ in self.requests
-            if self.tool_form
         ]
-        self._called: set[int] = set()
+        """The parts of the answers."""
+
+    def push(self, delta: Delta) -> list[Part]:
+        """Divide what is new of an answer into parts, as `PartStream.push` does."""
+        reasoning = delta.reasoning if self._body.include_reasoning else ""
+        stream = self.streams[delta.index]
+        return stream.push(delta.text, reasoning, delta.pieces, end=delta.finished)
 
     def response(self) -> dict[str, Any]:
         choices = []
         for index, answer in enumerate(self.answers):
-            content: str | None = answer.text
-            calls: tuple[ToolCall, ...] = ()
-            if self.tool_form:
-                content, calls = parse_tool_calls(
-                    answer.signed, self.tool_form, self.functions, forced=self.forced
-                )
+            self.push(answer.whole)
+            stream = self.streams[index]
+            content, calls = stream.text(PartKind.TEXT), [*map(_called, stream.calls)]
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
-                listed = [_called(call.name, call.arguments, self.tool_form) for call in calls]
-                message |= {"content": content or None, "tool_calls": listed}
-            message |= self._reasoning(answer.reasoning)
+                message |= {"content": content or None, "tool_calls": calls}
+            if thoughts := stream.text(PartKind.REASONING):
+                message |= _reasoning(thoughts)
             reason = _finish_reason(answer, called=bool(calls))
             choices.append(self._choice(index, {"message": message}, answer.pieces, reason))
         more = {"prompt_token_ids": self._tokens} if self._body.return_token_ids else {}
@@ -56,43 +54,28 @@ class Chat(ApiRequest[ChatBody]):
 
     def delta_events(self, delta: Delta) -> bytes:
         index, pieces, events = delta.index, delta.pieces, b""
-        if reasoning := self._reasoning(delta.reasoning):
-            # If a step has both thoughts and text, its tokens are sent with the thoughts.
-            events = self._delta_chunk(index, reasoning, pieces)
-            pieces = []
-        parts: list[Part] = [delta.text] if delta.text else []
-        if self.tool_form:
-            stream = self.call_streams[index]
-            split = [*stream.push(delta.signed), *(stream.finish() if delta.finished else ())]
-            parts = [part for part in split if isinstance(part, str) or part.name or part.arguments]
-        if not parts and self._lists_tokens(pieces, logprobs=self._body.logprobs):
-            parts = [""]
-        for part in parts:
-            if isinstance(part, str):
-                fields: dict[str, Any] = {"content": part}
-            else:
-                self._called.add(index)
-                fields = {"tool_calls": [self._call_delta(part)]}
-            events += self._delta_chunk(index, fields, pieces)
-            pieces = []
+        for part in self.push(delta):
+            # The first chunk of a step has all of its tokens.
+            if part.new or (part.opens and part.kind is PartKind.CALL):
+                events += self._delta_chunk(index, self._fields(part, index), pieces)
+                pieces = ()
+        if self._lists_tokens(pieces, logprobs=self._body.logprobs):
+            events += self._delta_chunk(index, {"content": ""}, pieces)
         if delta.finished:
             if index not in self._sent:
                 events += self._delta_chunk(index, {"content": ""}, ())
-            reason = _finish_reason(self.answers[index], called=index in self._called)
+            reason = _finish_reason(self.answers[index], called=bool(self.streams[index].calls))
             events += self._delta_chunk(index, {}, (), reason)
         return events
 
-    def _call_delta(self, piece: CallPiece) -> dict[str, Any]:
-        """A part of a call; only the first has the name and an id."""
-        if not piece.name:
-            return {"index": piece.call, "function": {"arguments": piece.arguments}}
-        return {"index": piece.call, **_called(piece.name, piece.arguments, self.tool_form)}
-
-    def _reasoning(self, text: str) -> dict[str, str]:
-        """The fields of a message or delta for thoughts."""
-        if not (text and self._body.include_reasoning):
-            return {}
-        return {"reasoning_content": text, "reasoning": text}  # llama.cpp's name, and vLLM's
+    def _fields(self, part: Part, index: int) -> dict[str, Any]:
+        """What is new of a part; only the first chunk of a call has its name and id."""
+        if part.kind is PartKind.REASONING:
+            return _reasoning(part.new)
+        if part.kind is PartKind.TEXT:
+            return {"content": part.new}
+        call = _called(part) if part.opens else {"function": {"arguments": part.new}}
+        return {"tool_calls": [{"index": self.streams[index].calls.index(part), **call}]}
 
     def _delta_chunk(
         self, index: int, delta: dict[str, Any], pieces: Sequence[Piece], reason: str | None = None
@@ -115,20 +98,14 @@ class Chat(ApiRequest[ChatBody]):
         return {"index": index, **content, **fields}
 
 
-def function_schemas(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
-    """A function's name -> the JSON schema of its arguments."""
-    return {tool.function.name: tool.function.parameters for tool in tools}
+def _reasoning(text: str) -> dict[str, str]:
+    """The fields of a message or delta for thoughts."""
+    return {"reasoning_content": text, "reasoning": text}  # llama.cpp's name, and vLLM's
 
 
-def call_id(form: ToolForm | None) -> str:
-    """A new id of a call, as the model's chat template demands."""
-    length = form.id_length if form else None
-    return secrets.token_hex(length)[:length] if length else f"call_{secrets.token_hex(12)}"
-
-
-def _called(name: str, arguments: str, form: ToolForm | None) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"id": call_id(form), "type": "function", "function": function}
+def _called(part: Part) -> dict[str, Any]:
+    function = {"name": part.name, "arguments": part.text}
+    return {"id": part.call_id, "type": "function", "function": function}
 
 
 def _finish_reason(answer: Answer, *, called: bool) -> str:

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.decoding.text import Decode, TextStream
+from paceline.decoding.types import Piece
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import completion_logprobs
 from paceline.server.body import CompletionBody
 from paceline.server.http import event
 from paceline.server.service import Service
-from paceline.server.stream_text import Delta, Piece, prompt_pieces
+from paceline.server.stream_text import Delta
 
 
 class Completions(ApiRequest[CompletionBody]):
@@ -25,6 +27,7 @@ class Completions(ApiRequest[CompletionBody]):
         self._predicted = body.prediction is not None
         decode = service.tokenizer.decode
         self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self.prompts]
+        self._offsets = [0] * len(self.requests)  # characters that were sent, of each answer
 
     def response(self) -> dict[str, Any]:
         choices = []
@@ -34,7 +37,7 @@ class Completions(ApiRequest[CompletionBody]):
                 pairs = zip(echo, answer.done.prompt_logprobs, strict=True)
                 echo = [piece._replace(logprobs=logprobs) for piece, logprobs in pairs]
             text = "".join(piece.text for piece in echo)
-            choice = self._choice(index, text + answer.text, _concatenated(echo, answer.pieces))
+            choice = self._choice(index, text + answer.text, [*echo, *answer.pieces])
             if self._body.return_token_ids:
                 choice |= {"prompt_token_ids": prompt}
                 choice |= {"token_ids": [piece.token for piece in answer.pieces]}
@@ -76,12 +79,15 @@ class Completions(ApiRequest[CompletionBody]):
         top = self._body.logprobs
         logprobs = None
         if top is not None and (pieces or not self._body.stream):
-            logprobs = completion_logprobs(self._service.token_bytes, pieces, top)
+            start = self._offsets[index]
+            logprobs = completion_logprobs(self._service.token_bytes, pieces, top, start)
+            self._offsets[index] += sum(len(piece.text) for piece in pieces)
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
         return {**choice, **self._token_fields(pieces)}
 
 
-def _concatenated(before: list[Piece], pieces: list[Piece]) -> list[Piece]:
-    """Two lists of pieces as those of one text."""
-    shift = before[-1].end if before else 0
-    return [*before, *(piece._replace(start=piece.start + shift) for piece in pieces)]
+def prompt_pieces(decode: Decode, tokens: Sequence[int]) -> list[Piece]:
+    """Return a prompt's tokens, each with its text."""
+    stream = TextStream(decode)
+    *pieces, last = [stream.push(token) for token in tokens]
+    return [*pieces, stream.finish(last)]

@@ -19,8 +19,7 @@ from paceline.server.body import EmbeddingsBody
 from paceline.server.errors import ApiError
 from paceline.server.http import Reply
 from paceline.server.json_body import parse
-from paceline.server.readers import Lane
-from paceline.server.service import Service
+from paceline.server.service import Lane, Service
 
 _AT_ONCE = 8
 """Texts of a request that are in the scheduler."""

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from paceline.constraints.matcher_process import Caller
+from paceline.decoding.types import Piece
 from paceline.runtime.batching.request import BatchRequest
-from paceline.server.api.usage import telemetry, usage
 from paceline.server.body import GenerationBody
 from paceline.server.errors import ApiError, api_error
 from paceline.server.http import (
@@ -33,10 +33,10 @@ from paceline.server.http import (
     read_body,
 )
 from paceline.server.json_body import parse
-from paceline.server.readers import Lane
-from paceline.server.service import Service
+from paceline.server.metrics import telemetry, usage
+from paceline.server.service import Lane, Service
 from paceline.server.settings import Settings
-from paceline.server.stream_text import Answer, Answers, Delta, Piece
+from paceline.server.stream_text import Answer, Answers, Delta
 
 log = logging.getLogger("paceline.server")
 

@@ -4,11 +4,11 @@ Invariant: the texts of the listed tokens, joined, are the answer's text.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
-from paceline.decoding.types import TokenLogprob
+from paceline.decoding.types import Piece, TokenLogprob
 from paceline.models import TokenBytes
-from paceline.server.stream_text import Piece
 
 _MIN_LOGPROB = -9999.0
 """The logprob of a probability of 0: JSON has no infinity."""
@@ -29,20 +29,21 @@ def chat_logprobs(token_bytes: TokenBytes, pieces: Sequence[Piece]) -> list[dict
 
 
 def completion_logprobs(
-    token_bytes: TokenBytes, pieces: Sequence[Piece], top: int
+    token_bytes: TokenBytes, pieces: Sequence[Piece], top: int, start: int
 ) -> dict[str, Any]:
-    """The form of completions: a list for each field.
+    """The form of completions: a list for each field; `start` is the first text's offset.
 
     A token without logprobs has null: the first one of an echoed prompt. The token itself is in its
     `top_logprobs` even if it is not among the most likely.
     """
+    texts = [piece.text for piece in pieces]
     return {
-        "tokens": [piece.text for piece in pieces],
+        "tokens": texts,
         "token_logprobs": [
             None if piece.logprobs is None else _clipped(piece.logprobs.logprob) for piece in pieces
         ],
         "top_logprobs": [_tops(token_bytes, piece) for piece in pieces] if top else None,
-        "text_offset": [piece.start for piece in pieces],
+        "text_offset": [*accumulate(map(len, texts), initial=start)][:-1],
     }
 
 

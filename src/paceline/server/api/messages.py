@@ -7,12 +7,12 @@ from paceline.decoding.types import FinishReason
 from paceline.server.api.chat import Chat
 from paceline.server.api.endpoint import ApiRequest, Endpoint, reading
 from paceline.server.api.messages_body import MessagesBody
-from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream
 from paceline.server.errors import ApiError
 from paceline.server.http import event
 from paceline.server.json_body import parse
 from paceline.server.service import Service
 from paceline.server.stream_text import Delta
+from paceline.tools.calls import Part, PartKind
 
 _SIGNATURE = "unsigned"
 """The signature of thoughts, which clients send back; it is not verified."""
@@ -33,12 +33,11 @@ class Messages(ApiRequest[MessagesBody]):
 
     def __init__(self, service: Service, body: MessagesBody, client: int) -> None:
         super().__init__(service, body, client)
-        chat = Chat(service, body.chat(service.files.thinking))
-        self.requests = chat.requests
-        self._parts = PartStream(chat, reasoning=self._body.returns_thoughts)
+        self._chat = Chat(service, body.chat(service.files.thinking))
+        self.requests = self._chat.requests
 
     def response(self) -> dict[str, Any]:
-        content = [_block(part) for part in self._parts.whole(self.answers[0])]
+        content = [_block(part) for part in self._chat.push(self.answers[0].whole)]
         ended = {**self._ended(), "usage": self._cost()}
         return {**self._message(), "content": content, **ended, **self._telemetry()}
 
@@ -50,7 +49,7 @@ class Messages(ApiRequest[MessagesBody]):
 
     def delta_events(self, delta: Delta) -> bytes:
         """Events for a delta: content blocks begin, grow, and end."""
-        return b"".join(_part_events(change) for change in self._parts.push(delta))
+        return b"".join(map(_part_events, self._chat.push(delta)))
 
     def stream_end(self) -> bytes:
         ended = {"delta": self._ended(), "usage": self._cost(), **self._telemetry()}
@@ -80,8 +79,7 @@ class Messages(ApiRequest[MessagesBody]):
         elif stopped is not None:
             reason = "stop_sequence"
         else:
-            called = any(part.kind is PartKind.CALL for part in self._parts.parts)
-            reason = "tool_use" if called else "end_turn"
+            reason = "tool_use" if self._chat.streams[0].calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": stopped}
 
     def _cost(self) -> dict[str, Any]:
@@ -115,19 +113,19 @@ def _event(kind: str, **fields: Any) -> bytes:
     return event({"type": kind, **fields}, kind)
 
 
-def _part_events(change: PartEvent) -> bytes:
-    part = change.part
-    place = {"index": part.index}
-    if change.change is Change.OPEN:
-        return _event("content_block_start", **place, content_block=_block(part, started=True))
-    if change.change is Change.GROW:
-        kind, name = _DELTAS[part.kind]
-        return _event("content_block_delta", **place, delta={"type": kind, name: change.text})
-    events = b""
-    if part.kind is PartKind.REASONING:
-        signed = {"type": "signature_delta", "signature": _SIGNATURE}
-        events = _event("content_block_delta", **place, delta=signed)
-    return events + _event("content_block_stop", **place)
+def _part_events(part: Part) -> bytes:
+    place, events = {"index": part.index}, b""
+    kind, name = _DELTAS[part.kind]
+    if part.opens:
+        events += _event("content_block_start", **place, content_block=_block(part, started=True))
+    if part.new:
+        events += _event("content_block_delta", **place, delta={"type": kind, name: part.new})
+    if part.closes:
+        if part.kind is PartKind.REASONING:
+            signed = {"type": "signature_delta", "signature": _SIGNATURE}
+            events += _event("content_block_delta", **place, delta=signed)
+        events += _event("content_block_stop", **place)
+    return events
 
 
 def _block(part: Part, *, started: bool = False) -> dict[str, Any]:

@@ -22,8 +22,16 @@ from paceline.server.body import (
     ResponseFormat,
 )
 from paceline.server.errors import ApiError
-from paceline.server.json_body import Body, Text, type_tag
-from paceline.server.tools import Function, NamedTool, OtherTool, Tool, called
+from paceline.server.json_body import (
+    Body,
+    Function,
+    NamedTool,
+    OtherTool,
+    Text,
+    Tool,
+    called,
+    type_tag,
+)
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a block that Claude Code sends for the API, not for the model. It differs in each request,
@@ -214,6 +222,7 @@ class MessagesBody(GenerationBody):
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             chat_template_kwargs=self._variables(thinking),
             reasoning_effort=effort and _EFFORTS.get(effort, effort),
+            include_reasoning=self.returns_thoughts,
         )
 
     @property

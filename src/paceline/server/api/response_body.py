@@ -18,8 +18,7 @@ from paceline.server.body import (
     ResponseFormat,
 )
 from paceline.server.errors import ApiError
-from paceline.server.json_body import Body
-from paceline.server.tools import NamedTool, Tool
+from paceline.server.json_body import Body, NamedTool, Tool
 
 LOGPROBS = "message.output_text.logprobs"
 """In `include`: return the logprobs of the text."""

@@ -1,7 +1,7 @@
 """The items of /v1/responses: an input's as the messages of a chat, an answer's parts as items.
 
 Independent of the model. Invariant: what an answer's items say, the messages of the same items say,
-so that a conversation goes on alike by `previous_response_id` and by sending its items.
+so that a conversation continues alike by `previous_response_id` and by sending its items.
 """
 
 import base64
@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from paceline.server.api.parts import Part, PartKind
 from paceline.server.api.response_tools import Place, custom_input
 from paceline.server.body import MAX_MESSAGES, Message
 from paceline.server.errors import ApiError
-from paceline.server.json_body import Body, Text, type_tag
+from paceline.server.json_body import Body, Text, called, type_tag
 from paceline.server.remembered import Reader
-from paceline.server.tools import called
+from paceline.tools.calls import Part, PartKind
 
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
 

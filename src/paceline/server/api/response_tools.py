@@ -12,8 +12,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from paceline.server.errors import ApiError
-from paceline.server.json_body import Body
-from paceline.server.tools import Function, OtherTool, Tool
+from paceline.server.json_body import Body, Function, OtherTool, Tool
 
 _SHOWN_CHARACTERS = 80
 

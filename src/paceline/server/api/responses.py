@@ -1,28 +1,23 @@
 """/v1/responses: a conversation as items, its answer as items; responses can be continued by id."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-
-from paceline.decoding.types import FinishReason
+from paceline.decoding.types import FinishReason, Piece
 from paceline.server.api.chat import Chat
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
-from paceline.server.api.parts import Change, Part, PartEvent, PartKind, PartStream, as_message
 from paceline.server.api.response_body import CALLABLE, LOGPROBS, ResponsesBody
 from paceline.server.api.response_items import content_of, conversation, item_id, item_of, joined
 from paceline.server.api.response_tools import Place, custom_input
 from paceline.server.body import Message
 from paceline.server.errors import ApiError
-from paceline.server.http import client_of, event
-from paceline.server.response_store import ResponseStore
+from paceline.server.http import event
+from paceline.server.json_body import OtherTool, called
 from paceline.server.service import Service
-from paceline.server.stream_text import Delta, Piece
-from paceline.server.tools import OtherTool
+from paceline.server.stream_text import Delta
+from paceline.tools.calls import Part, PartKind
 
 _ENCRYPTED = "reasoning.encrypted_content"
 
@@ -54,18 +49,17 @@ class Responses(ApiRequest[ResponsesBody]):
         stored_item = partial(service.stored.item, client)
         self._messages = conversation(earlier, body.input, stored_item, body.offered.name_of)
         try:
-            chat = Chat(service, body.chat(self._messages))
+            self._chat = Chat(service, body.chat(self._messages))
         except ApiError as error:
             error.fields["param"] = _PARAMS.get(error.fields["param"], error.fields["param"])
             raise
-        self.requests = chat.requests
+        self.requests = self._chat.requests
         self._settings = self.requests[0].request.settings
-        self._parts = PartStream(chat)
+        self._parts = self._chat.streams[0].parts
         self._events = 0
-        self._arguments = ""  # of the open call, as far as they were sent
 
     def response(self) -> dict[str, Any]:
-        self._parts.whole(self.answers[0])
+        self._chat.push(self.answers[0].whole)
         return self._finished()
 
     def stream_start(self) -> bytes:
@@ -77,7 +71,7 @@ class Responses(ApiRequest[ResponsesBody]):
 
     def delta_events(self, delta: Delta) -> bytes:
         """Events for a delta: items and their contents begin, grow, and end."""
-        return b"".join(map(self._part_events, self._parts.push(delta)))
+        return b"".join(map(self._part_events, self._chat.push(delta)))
 
     def stream_end(self) -> bytes:
         response = self._finished()
@@ -92,46 +86,40 @@ class Responses(ApiRequest[ResponsesBody]):
             "response.failed", response=failed
         )
 
-    def _part_events(self, change: PartEvent) -> bytes:
-        part, name = change.part, _EVENTS[change.part.kind]
+    def _part_events(self, part: Part) -> bytes:
+        tool, events = self._called(part), b""
         output = {"output_index": part.index}
-        tool = self._called(part)
         place = {"item_id": item_id(part, tool), **output}
-        called = part.kind is PartKind.CALL
+        called, is_text = part.kind is PartKind.CALL, part.kind is PartKind.TEXT
         place |= {} if called else {"content_index": 0}
-        logprobs = self._logprobs(change.pieces)
-        more = {"logprobs": logprobs} if part.kind is PartKind.TEXT else {}
-        name = "response.custom_tool_call_input" if tool.custom else name
-        if change.change is Change.GROW:
-            if tool.custom and not (change := self._decoded(change)).text:
-                return b""
-            return self._event(f"{name}.delta", **place, delta=change.text, **more)
-        if change.change is Change.OPEN:
-            self._arguments = ""
+        name = "response.custom_tool_call_input" if tool.custom else _EVENTS[part.kind]
+        if part.opens:
             item = self._item(part, "in_progress")
-            events = self._event("response.output_item.added", **output, item=item)
+            events += self._event("response.output_item.added", **output, item=item)
             if not called:
                 content = content_of(part, [], "")
                 events += self._event("response.content_part.added", **place, part=content)
+        new = part.new
+        if tool.custom:
+            sent = custom_input(part.text.removesuffix(new))
+            new = custom_input(part.text)[len(sent) :]
+        if new:
+            more = {"logprobs": self._logprobs(part.new_pieces)} if is_text else {}
+            events += self._event(f"{name}.delta", **place, delta=new, **more)
+        if not part.closes:
             return events
         if tool.custom:
-            events = self._event(f"{name}.done", **place, input=custom_input(part.text))
+            events += self._event(f"{name}.done", **place, input=custom_input(part.text))
         elif called:
-            events = self._event(f"{name}.done", **place, name=tool.name, arguments=part.text)
+            events += self._event(f"{name}.done", **place, name=tool.name, arguments=part.text)
         else:
             logprobs = self._logprobs(part.pieces)
-            more = {"logprobs": logprobs} if more else {}
+            more = {"logprobs": logprobs} if is_text else {}
+            events += self._event(f"{name}.done", **place, text=part.text, **more)
             content = content_of(part, logprobs)
-            events = self._event(f"{name}.done", **place, text=part.text, **more)
             events += self._event("response.content_part.done", **place, part=content)
         item = self._item(part, self._status(part))
         return events + self._event("response.output_item.done", **output, item=item)
-
-    def _decoded(self, change: PartEvent) -> PartEvent:
-        """Return a change of a custom tool's arguments as one of its input."""
-        sent = len(custom_input(self._arguments))
-        self._arguments += change.text
-        return replace(change, text=custom_input(self._arguments)[sent:])
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._events += 1
@@ -141,14 +129,13 @@ class Responses(ApiRequest[ResponsesBody]):
         """The response with all parts; it is stored, if the request allows it."""
         (answer,) = self.answers
         completed = answer.finish_reason != FinishReason.LENGTH
-        parts = self._parts.parts
         cost = self._usage()
         cached = cost["prompt_tokens_details"]["cached_tokens"]
         response = {
             **self._response("completed" if completed else "incomplete"),
             "incomplete_details": None if completed else {"reason": "max_output_tokens"},
             "completed_at": self._service.now() if completed else None,
-            "output": [self._item(part, self._status(part)) for part in parts],
+            "output": [self._item(part, self._status(part)) for part in self._parts],
             "usage": {
                 "input_tokens": cost["prompt_tokens"],
                 "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -163,14 +150,25 @@ class Responses(ApiRequest[ResponsesBody]):
             if last.role != "assistant" or last.tool_calls:
                 messages.append(last)
                 last = Message(role="assistant")
-            message = joined(last, as_message(parts), "")  # the answer may continue the last one
-            self._service.stored.add(self._client, response, [*messages, message])
+            self._service.stored.add(self._client, response, [*messages, self._continued(last)])
         return response
+
+    def _continued(self, message: Message) -> Message:
+        """A message of the assistant with the answer after it, without an incomplete call."""
+        answer = self._chat.streams[0]
+        calls = [called(part.call_id, part.name, part.text) for part in answer.calls if part.whole]
+        new = Message(
+            role="assistant",
+            content=answer.text(PartKind.TEXT),
+            reasoning_content=answer.text(PartKind.REASONING) or None,
+            tool_calls=calls or None,
+        )
+        return joined(message, new, "")
 
     def _status(self, part: Part) -> str:
         """The status of a part that has ended; only the last one can be incomplete."""
         answer = self.answers[0]
-        last = answer.result is not None and part is self._parts.parts[-1]
+        last = answer.result is not None and part is self._parts[-1]
         return "incomplete" if last and answer.finish_reason == FinishReason.LENGTH else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -224,21 +222,3 @@ def _echo(tool: dict[str, Any]) -> dict[str, Any]:
     if tool["type"] == "namespace":
         return {**tool, "tools": [inner for inner in tool["tools"] if inner["type"] in CALLABLE]}
     return tool if tool["type"] == "custom" else {"parameters": {}, "strict": True, **tool}
-
-
-class StoredResponses:
-    """Handlers of the stored responses, of which each client has its own."""
-
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
-
-    async def get(self, request: Request) -> Response:
-        """A stored response. Raises ApiError if there is none."""
-        name = request.path_params["response_id"]
-        return JSONResponse(self._store.response(client_of(request.scope), name))
-
-    async def delete(self, request: Request) -> Response:
-        """Forget a stored response. Raises ApiError if there is none."""
-        name = request.path_params["response_id"]
-        self._store.response(client_of(request.scope), name, delete=True)
-        return JSONResponse({"id": name, "object": "response", "deleted": True})

@@ -1,20 +1,295 @@
-"""`paceline serve --all`: every model that is here after one port, from start to shutdown."""
+"""`paceline serve --all`: every installed model at one port, from start to shutdown.
 
-from collections.abc import Callable, Sequence
+The application forwards each request to its model's process. Its routes are those of one model's
+server, but for `_NOT_HERE`. Invariants: a body is forwarded unchanged; what the model's server
+sends is passed on as it comes; and no string of a client is used as a file name: a model is found
+by its name in the list of those that are here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any
+from urllib.parse import quote
 
-from paceline.errors import InvalidRequest
-from paceline.models import DEFAULT_MODEL, Listed, list_models
-from paceline.server.app import application
-from paceline.server.http_server import HttpServer, say_line, serving_line
-from paceline.server.router.app import Router
+import httpx
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from paceline.errors import InvalidRequest, ModelError
+from paceline.models import DEFAULT_MODEL, Listed, list_models, memory_needed
+from paceline.runtime.batching.request import TimedOut
+from paceline.server.api.endpoint import Endpoint
+from paceline.server.api.info import model_entry, model_list
+from paceline.server.app import BODIES, application, openapi_route
+from paceline.server.errors import ApiError, unknown_model
+from paceline.server.http import CLIENT_HEADER, Reply, client_of
+from paceline.server.json_body import Body, parse
 from paceline.server.router.child import Child
 from paceline.server.router.pool import Limits, Pool
+from paceline.server.run import HttpServer, say_line
+from paceline.server.service import Lane
 from paceline.server.settings import Settings
 
+log = logging.getLogger("paceline.server")
 
-class RouterServer:
-    """A server of several models, bound to its address and not yet running."""
+POSTS = [path.removeprefix("/v1") for path in BODIES]
+"""Paths whose bodies name the model."""
+
+_NOT_HERE = ("/tokenizer_info",)
+"""Paths of a model's server alone: a request for them names no model."""
+
+_LIST_SECONDS = 1.0
+"""Age of the list of models at which it is read again for a name that is not in it."""
+
+_REQUEST_HEADERS = ("accept", "content-type", "anthropic-version", "anthropic-beta")
+_REPLY_HEADERS = ("cache-control", "retry-after", "x-accel-buffering")
+"""Headers that are passed on; others are of one connection, or of the server's own."""
+
+_COUNTERS = {
+    "loads": "Models loaded since the start",
+    "errors": "Requests that ended with an error before a model had them",
+}
+
+
+class Router:
+    """Models by name, for many clients. For one event loop alone."""
+
+    def __init__(
+        self, listed: Callable[[], Sequence[Listed]], pool: Pool, settings: Settings, default: str
+    ) -> None:
+        """Serve the models of `listed`; `default` is that of a request that names none."""
+        self.settings = settings
+        self.errors = 0  # requests that ended with one here, not in a model's process
+        self._listed, self._pool, self._default = listed, pool, default
+        self._models: dict[str, Listed] = {}
+        self._read = -_LIST_SECONDS
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # A model's process has limits of its own; an answer may take minutes. A request never waits
+        # for another one's connection: those of clients are limited.
+        self._client = httpx.AsyncClient(
+            trust_env=False,  # loopback addresses alone: no proxy
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+        )
+
+    def on_error(self, error: ApiError) -> None:
+        self.errors += 1
+
+    def close(self, grace: float) -> None:
+        """Accept nothing new, and end the models' processes. Blocks; for other threads."""
+        self._closed = True
+        loop = self._loop
+        if loop is not None and loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._pool.close(grace), loop).result()
+
+    def routes(self) -> list[BaseRoute]:
+        """All paths, with the prefix /v1 and without it."""
+        all_routes: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
+        all_routes.append(openapi_route(self.settings, _NOT_HERE))
+        forward = Endpoint(self, self._forward)
+        for prefix in ("/v1", ""):
+            all_routes += [Route(prefix + path, forward, methods=["POST"]) for path in POSTS]
+            all_routes += [
+                Route(prefix + "/models", self._list, methods=["GET"]),
+                Route(prefix + "/models/{name:path}", self._one, methods=["GET"]),
+                Route(prefix + "/health", self._health, methods=["GET"]),
+                Route(prefix + "/responses/{response_id}", self._stored, methods=["GET", "DELETE"]),
+            ]
+        return all_routes
+
+    async def _forward(self, body: bytes, reply: Reply) -> None:
+        """Forward a body, and the reply of the model's server as it comes."""
+        self._loop = asyncio.get_running_loop()
+        is_long = Lane.of(body) is Lane.LONG
+        read = await asyncio.to_thread(parse, _Named, body) if is_long else parse(_Named, body)
+        model = await self._model(read.model)
+        sent = Headers(scope=reply.scope)
+        headers = {name: sent[name] for name in _REQUEST_HEADERS if name in sent}
+        headers[CLIENT_HEADER] = str(client_of(reply.scope))
+        headers["x-request-id"] = reply.scope["state"]["request_id"]
+        async with asyncio.timeout(self.settings.request_seconds) as limit:
+            try:
+                async with self._pool.use(model.name, memory_needed(model.bytes)) as child:
+                    limit.reschedule(None)  # the model's server has the same limit
+                    await self._exchange(child, body, headers, reply)
+            except TimeoutError:
+                raise TimedOut(f"no place for {model.name} was free in time") from None
+            except ModelError as error:
+                raise ModelError(f"{model.name} cannot be loaded: {error}") from error
+
+    async def _exchange(
+        self, child: Child, body: bytes, headers: dict[str, str], reply: Reply
+    ) -> None:
+        url = child.url + reply.scope["path"]
+        request = self._client.build_request(
+            "POST", url, content=body, headers={**headers, **child.headers}
+        )
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.TransportError as error:
+            raise _ended(error) from error
+        try:
+            kept = {
+                name: response.headers[name] for name in _REPLY_HEADERS if name in response.headers
+            }
+            await reply.start(response.status_code, response.headers["content-type"], kept)
+            async for part in response.aiter_raw():
+                await reply.write(part)
+        except httpx.TransportError as error:
+            # The status is sent: the connection breaks, so that the client notices.
+            raise _ended(error) from error
+        finally:
+            await response.aclose()
+        await reply.write(b"", more=False)
+
+    async def _model(self, name: str | None) -> Listed:
+        """The model of a name. Raises ApiError if it is not here."""
+        model = name or self._default
+        if model not in self._models and monotonic() - self._read >= _LIST_SECONDS:
+            await self._read_list()
+        if model not in self._models:
+            known = ", ".join(sorted(self._models)[:20]) or "no models"
+            raise unknown_model(model, known)
+        return self._models[model]
+
+    async def _read_list(self) -> None:
+        listed = await asyncio.to_thread(self._listed)
+        self._models = {model.name: model for model in listed if model.here}
+        self._read = monotonic()
+
+    async def _list(self, _request: Request) -> Response:
+        """The models that are here, and which of them are loaded."""
+        await self._read_list()
+        return JSONResponse(model_list([*map(self._entry, self._models.values())]))
+
+    async def _one(self, request: Request) -> Response:
+        """The model with a name; the list without one. Raises ApiError if it is not here."""
+        if not request.path_params["name"]:
+            return await self._list(request)
+        return JSONResponse(self._entry(await self._model(request.path_params["name"])))
+
+    def _entry(self, model: Listed) -> dict[str, Any]:
+        state = self._pool.states.get(model.name, "unloaded")
+        return model_entry(model.name, status={"value": state})  # as in llama.cpp's router
+
+    async def _stored(self, request: Request) -> Response:
+        """A stored response, of whichever loaded model has it; an unloaded one has none."""
+        reply: Response | None = None
+        client = {CLIENT_HEADER: str(client_of(request.scope))}
+        for _, response in await self._ask_all(request.url.path, request.method, client):
+            if response is not None and (reply is None or response.is_success):
+                kind = response.headers["content-type"]
+                reply = Response(response.content, response.status_code, media_type=kind)
+        if reply is None:
+            raise ApiError("no model is loaded, so no response is stored", status=404)
+        return reply
+
+    async def _health(self, _request: Request) -> Response:
+        """200 if requests are accepted; the state of every model that is loaded."""
+        states = dict(self._pool.states)
+        for name, response in await self._ask_all("/health"):
+            if response is None:
+                states[name] = "gone"
+            elif response.status_code != httpx.codes.OK:
+                states[name] = response.json()["status"]
+        if self._closed:
+            return JSONResponse({"status": "draining", "models": states}, 503)
+        return JSONResponse({"status": "ok", "models": states})
+
+    async def _metrics(self, _request: Request) -> Response:
+        """The metrics of every loaded model, with its name as a label, and those of the router."""
+        texts = {
+            name: response.text
+            for name, response in await self._ask_all("/metrics")
+            if response is not None and response.status_code == httpx.codes.OK
+        }
+        counters = {"loads": self._pool.loads, "errors": self.errors}
+        return Response(
+            _labelled(texts, counters),
+            headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4, "cache-control": "no-store"},
+        )
+
+    async def _ask_all(
+        self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
+    ) -> Iterable[tuple[str, httpx.Response | None]]:
+        """The reply of each loaded model's server; None: it did not reply."""
+        children = self._pool.loaded
+
+        async def ask(child: Child) -> httpx.Response | None:
+            try:
+                return await self._client.request(
+                    method,
+                    child.url + quote(path),
+                    headers={**(headers or {}), **child.headers},
+                    timeout=5.0,
+                )
+            except httpx.TransportError:
+                return None
+
+        replies = await asyncio.gather(*map(ask, children.values()))
+        return zip(children, replies, strict=True)
+
+
+class _Named(Body):
+    """What the router reads of a body."""
+
+    model: str | None = None
+
+
+def _ended(error: httpx.TransportError) -> ApiError:
+    return ApiError(
+        f"the model's process does not answer ({type(error).__name__}); ask again",
+        status=502,
+        kind="server_error",
+        code="model_ended",
+    )
+
+
+class _Families(CollectorRegistry):
+    """Metrics that were read."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics; called by the Prometheus client."""
+        yield from self._families
+
+
+def _labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
+    """Metrics in Prometheus' text format.
+
+    `texts`: a model's name -> the metrics of its server; `counters`: the values of `_COUNTERS`.
+    """
+    families: dict[str, Metric] = {}
+    for model, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            joined = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                joined.samples.append(sample._replace(labels={**sample.labels, "model": model}))
+    for name, value in counters.items():
+        families[name] = CounterMetricFamily(f"paceline_router_{name}", _COUNTERS[name], value)
+    return generate_latest(_Families(families.values()))
+
+
+class RouterServer(HttpServer):
+    """The server of several models."""
+
+    name = "all models"
+    descriptors = 2
 
     def __init__(
         self,
@@ -27,30 +302,18 @@ class RouterServer:
         say: Callable[[str], Any],
     ) -> None:
         """Bind the address; see `serve_all`. `listed` lists the models that are here."""
-        self.http = HttpServer(settings)
-        self.stop = self.http.stop
-        self.url = self.http.url
-        self._say = say
+        super().__init__(settings)
 
         async def load(name: str) -> Child:
             say(f"loading {name}")
             words = ["--name", name, *options]
             return await Child.start(name, words, lambda line: say(f"{name}: {line}"))
 
-        self.router = Router(listed, Pool(load, limits), self.http.settings, default)
-        self._app = application(self.router, self.router.routes())
+        self.router = Router(listed, Pool(load, limits), self.settings, default)
+        self.app = application(self.router, self.router.routes())
 
-    def run(self, *, signals: bool = False, quiet: bool = True) -> None:
-        """Serve until `stop` is called, or with `signals` until a signal."""
-        line = serving_line("all models", self.url)
-        self.http.run(
-            self._app,
-            self.router.close,
-            lambda: self._say(line),
-            signals=signals,
-            quiet=quiet,
-            descriptors=2,
-        )
+    def close(self, grace: float) -> None:
+        self.router.close(grace)
 
 
 def serve_all(
@@ -83,4 +346,4 @@ def serve_all(
             "or fetch it first with paceline pull"
         )
     server = RouterServer(default, options, settings=settings, limits=limits, say=say)
-    server.run(signals=True, quiet=quiet)
+    server.run(say=say, signals=True, quiet=quiet)
