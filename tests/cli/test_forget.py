@@ -54,11 +54,11 @@ def test_kept_answers_are_announced_listed_and_forgotten(run: Any, tiny_gguf: Pa
     assert "forget" not in said, "it is announced once"
     code, _, said = run("forget", "--model", "x")
     assert (code, said.count("\n")) == (2, 1)
-    assert "no answers of 'x' are kept" in said
+    assert "no saved answers or drafters for 'x'" in said
     _, out, _ = run("forget", "--model", found["model"])
     assert out.startswith(f"removed: answers of {found['model']}, ")
     assert Path(found["folder"]).name not in out
-    assert run("forget")[1] == "no answers are kept\n"
+    assert run("forget")[1] == "nothing is saved\n"
 
 
 def test_keeping_is_turned_on_for_all_commands_and_off_for_one(

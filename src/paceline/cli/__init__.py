@@ -1,1 +1,1 @@
-"""The command line: one module a command, with its options, its call and what it prints."""
+"""The command line: one module per command, with its options, its work and its output."""

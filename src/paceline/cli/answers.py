@@ -1,4 +1,4 @@
-"""What `generate` and `chat` share: the options of an answer, and how its steps are printed."""
+"""Options of answers, and printing of their steps, for `generate` and `chat`."""
 
 import json
 import re
@@ -56,7 +56,7 @@ class AnswerArguments:
             "--keep/--no-keep",
             envvar="PACELINE_KEEP",
             rich_help_panel="Speculation",
-            help="keep answers, and what is typed in a chat, on this machine, and draft later "
+            help="save answers, and messages typed in a chat, on this machine, and draft later "
             "answers from them; `paceline forget` removes both",
         ),
     ] = False
@@ -132,7 +132,7 @@ def load_for_answers(
 
 
 def trial_notice(name: str) -> str | None:
-    """Two lines for the first use of the default model; None: it is another, or is here already."""
+    """Return a notice for the first use of the default model; None for others, or later."""
     from paceline.models import DEFAULT_MODEL, cache_dir, list_models
     from paceline.storage.files import megabytes
     from paceline.system.machine import cpu_cores, memory_bytes
@@ -157,7 +157,7 @@ def trial_notice(name: str) -> str | None:
 def step_printer(
     answer: AnswerArguments, output: Output, stream: "Stream"
 ) -> "Callable[[Step], None]":
-    """A function that prints the steps of one answer; with --json nothing.
+    """Return a function that prints the steps of one answer; with --json it prints nothing.
 
     Thoughts go to standard error, dim, unless --quiet.
     """
@@ -186,7 +186,7 @@ def step_printer(
 
 
 def highlighter() -> "Callable[[Step], None]":
-    """A function that prints a step with its accepted draft tokens underlined, and green."""
+    """Return a function that prints a step with its accepted draft tokens underlined and green."""
     show = printer("green underline")
 
     def show_step(step: "Step") -> None:
@@ -197,10 +197,10 @@ def highlighter() -> "Callable[[Step], None]":
 
 
 def printer(style: str, *, stderr: bool = False) -> "Callable[[str, str], None]":
-    """A function that prints a text in a style, then one without.
+    """Return a function that prints a text in a style, then one without.
 
-    Rich decides what the terminal supports: no colours with NO_COLOR, and plain text where the
-    output is no terminal, unless FORCE_COLOR is set.
+    Rich detects the terminal's features: no colors with NO_COLOR, and plain text if the output is
+    not a terminal, unless FORCE_COLOR is set.
     """
     from rich.console import Console
     from rich.segment import Segment, Segments
@@ -233,7 +233,7 @@ def print_end(
 
 
 def short_statistics(result: "Result") -> str | None:
-    """The line under an answer in a chat; None: it has no tokens."""
+    """Return the line under an answer in a chat, or None if it has no tokens."""
     stats = result.stats
     if not result.token_ids:
         return None

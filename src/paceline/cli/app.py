@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open what the caller has closed: an input that is empty, an output that fails if written."""
+    """Open standard streams that the caller closed: an empty input, an output that fails."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:
@@ -130,13 +130,13 @@ def _open_closed_streams() -> None:
 
 
 def _reach_this_machine() -> None:
-    """Let the hub's library and pip, too, reach loopback addresses without a proxy."""
+    """Also let the Hugging Face client and pip reach loopback addresses without a proxy."""
     if any(name.lower().endswith("_proxy") for name in os.environ):
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = direct_hosts()
 
 
 def translated(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with our names.
+    """Return the words of a command line, with paceline's names.
 
     `run MODEL` is a chat with the model, `run MODEL PROMPT` one answer of it.
     """
@@ -157,7 +157,7 @@ def _output_failed(error: OSError) -> int:
     closed = isinstance(error, BrokenPipeError)  # by its reader, who has seen enough
     if not closed and (error.filename is not None or error.errno not in _FULL):
         raise error
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is in the buffer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for text in the buffer
     if closed:
         return BROKEN_PIPE_EXIT
     raise PacelineError(f"cannot write the output: {error.strerror}") from error

@@ -7,4 +7,4 @@ app = group("Measure speed-ups, and keep records of them.")
 
 @app.callback()
 def _bench() -> None:
-    """Its help is the group's."""
+    """Measure and record; the group's help is shown."""

@@ -1,4 +1,4 @@
-"""What several commands load and print with: reports to standard output, the rest to the other."""
+"""Loading and printing for several commands: reports go to standard output, the rest to stderr."""
 
 import codecs
 import json
@@ -30,7 +30,7 @@ _PATIENCE = 1.0  # seconds without standard input before a line names it
 
 
 def say(text: str) -> None:
-    """Print a line that is no part of an answer."""
+    """Print a line that is not part of an answer."""
     print(visible(text), file=sys.stderr, flush=True)
 
 
@@ -52,7 +52,7 @@ def json_text(value: Any) -> str:
 
 
 def progress_of(output: Output) -> "Progress":
-    """Prints the progress of long work; nothing with --quiet."""
+    """Return the progress of long work; silent with --quiet."""
     from paceline.models import Progress
 
     return Progress(quiet=output.quiet)
@@ -61,7 +61,7 @@ def progress_of(output: Output) -> "Progress":
 def load_model(
     options: ModelOptions, output: Output, *, drafters: Sequence[str] = (), **more: Any
 ) -> "Model":
-    """Load a model; `more` has arguments of `load`, before those that `options` has, too."""
+    """Load a model; arguments of `load` in `more` override those of `options`."""
     arguments = asdict(options)
     obey_offline(arguments.pop("offline"))
     from paceline.runtime.load import load
@@ -82,7 +82,7 @@ def check_kept(drafters: Sequence[str], *, keep: bool) -> None:
 
 
 def obey_offline(offline: bool) -> None:
-    """With --offline, fetch nothing from now on; call it before anything is looked up."""
+    """Disable all downloads if `offline`; call this before looking up a model."""
     if offline:
         from paceline.models import go_offline
 

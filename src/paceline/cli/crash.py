@@ -40,7 +40,7 @@ _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_crashed)
 
 
 def say_crashes() -> None:
-    """From now on a crash of a native library ends the process with one line and `EXIT`."""
+    """Let a crash of a native library end the process with one line and `EXIT`."""
     library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
     for number in _LINES:
         library.signal(number, _HANDLER)

@@ -1,4 +1,4 @@
-"""How options are declared: those of an answer, from `paceline.options`, and common kinds.
+"""Declarations of options: those of an answer, from `paceline.options`, and common kinds.
 
 Every parser raises ValueError. Invariant: every number is checked where the command line is read,
 so that no command gets one that is not finite or is out of its range: `int` and `float` without a
@@ -80,7 +80,7 @@ _WRITTEN: dict[str, tuple[Any, Any]] = {
     "logit_bias": (list[Any] | None, _bias),
     "template_kwargs": (dict[str, Any] | None, json_object),
 }
-"""Option -> its type and parser, where the command line has others."""
+"""Option -> its type and parser, where they differ on the command line."""
 
 _NOTES = {
     "max_tokens": f"; -1: until the context is full; default: {MAX_TOKENS}",

@@ -1,4 +1,4 @@
-"""`paceline forget`: removes what was kept and learnt for later drafts, and typed messages."""
+"""`paceline forget`: deletes answer history, learned drafters, and typed messages."""
 
 from typing import Annotated, Any
 
@@ -14,12 +14,12 @@ def forget(
     *,
     model: Annotated[
         str | None,
-        Option("-m", "--model", help="only what is of this model, as `paceline models` names it"),
+        Option("-m", "--model", help="only those of this model, by its name in `paceline models`"),
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="list them, and remove nothing")] = False,
     output: Output,
 ) -> int:
-    """Remove what --keep has kept, and what `learn` has learnt.
+    """Delete saved answers (--keep) and learned drafters (`paceline learn`).
 
     Answers of `generate`, `chat` and `serve`, drafters and what they were made from; without
     --model also messages that were typed in a chat.
@@ -29,11 +29,11 @@ def forget(
     from paceline.runtime.kept import all_kept
     from paceline.storage.files import megabytes, remove, size_of
 
-    stored = {"answers": all_kept(), "what was learnt": all_learnt()}
+    stored = {"answers": all_kept(), "drafters": all_learnt()}
     known = {one.model for of_models in stored.values() for one in of_models}
     if model is not None and model not in known:
-        names = ", ".join(sorted(filter(None, known))) or "none of any model"
-        raise InvalidRequest(f"no answers of {model!r} are kept; expected {names}")
+        names = ", ".join(sorted(filter(None, known))) or "none"
+        raise InvalidRequest(f"no saved answers or drafters for {model!r}; saved for: {names}")
     done, lines = "kept" if dry_run else "removed", list[str]()
     values: dict[str, list[dict[str, Any]]] = {what: [] for what in stored}
     for what, of_models in stored.items():
@@ -52,7 +52,7 @@ def forget(
         lines.append(f"{done}: messages typed in chat, {megabytes(history_bytes)}")
         if not dry_run:
             remove(typed)
-    learnt = values["what was learnt"]
+    learnt = values["drafters"]
     value = {done: values["answers"], "learnt": learnt, "history_bytes": history_bytes}
-    print_value(output, value, "\n".join(lines) or "no answers are kept")
+    print_value(output, value, "\n".join(lines) or "nothing is saved")
     return 0

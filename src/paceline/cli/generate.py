@@ -30,7 +30,9 @@ def generate(
     *,
     prompt: Annotated[
         str | None,
-        Argument(parser=str, help="the prompt, before what is piped in; - or nothing: that alone"),
+        Argument(
+            parser=str, help="prompt text, before piped input; omit it, or pass -, for that alone"
+        ),
     ] = None,
     file: Annotated[
         Path | None, declare.file(help="a file to read after the prompt, or as the prompt")

@@ -1,4 +1,4 @@
-"""Groups of commands to which other packages add commands, by entry point.
+"""Groups of commands, extended by other packages through entry points.
 
 They are imported when they are named or listed.
 """
@@ -13,7 +13,7 @@ from paceline import plugins
 
 
 class Group(TyperGroup):
-    """Its own commands, then those that other packages add: `bench.sweep` to the group `bench`."""
+    """List its commands, then those of other packages: `bench.sweep` in the group `bench`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of the help."""
@@ -35,7 +35,7 @@ class Group(TyperGroup):
 
 
 def load_command(entry: str, name: str) -> Any:
-    """The command of an entry point, as `name`; one that cannot be imported is still listed."""
+    """Return an entry point's command, as `name`; one that cannot be imported is still listed."""
     try:
         app = plugins.load(plugins.COMMANDS, entry)
         app = getattr(app, "app", app)  # of a function that `command` decorates
@@ -49,7 +49,7 @@ def load_command(entry: str, name: str) -> Any:
 
 
 def _unavailable(name: str, error: plugins.PluginError) -> TyperCommand:
-    """A command that raises `error`, whatever its words are."""
+    """Return a command that raises `error`, whatever its words."""
 
     def fail() -> None:
         raise error

@@ -18,15 +18,15 @@ _AGAIN_SECONDS = 0.01
 
 
 def stop_at_once() -> None:
-    """From now on Ctrl-C ends the process without a cleanup."""
+    """Let Ctrl-C end the process without a cleanup."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
 
 
 def stop_by_exception() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt, and again if Python has lost it.
+    """Let Ctrl-C raise KeyboardInterrupt, and again if Python has lost it.
 
-    It prints and drops what is raised where no caller is: in a finalizer, in a callback of a weak
+    Python prints and drops errors without a caller: in a finalizer, in a callback of a weak
     reference (each import ends with one), in a function that C calls.
     """
     if signal.getsignal(signal.SIGINT) is _stop:
@@ -35,7 +35,7 @@ def stop_by_exception() -> None:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error comes from Ctrl-C.
+    """Return whether an error comes from Ctrl-C.
 
     In an import, a compiled package makes an ImportError of it, and Python 3.11 a RuntimeError
     where it names the attributes of a class.
@@ -52,7 +52,7 @@ def _stop(*_: object) -> None:
 
 def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
     if is_interrupt(unraisable.exc_value):
-        # From another thread, as this hook would lose it, too.
+        # From another thread, as this hook would also lose it.
         _thread.start_new_thread(_interrupt_soon, (_thread.get_ident(),))
     else:
         sys.__unraisablehook__(unraisable)
@@ -62,5 +62,5 @@ def _interrupt_soon(thread: int) -> None:
     time.sleep(_AGAIN_SECONDS)
     if sys.platform == "win32":
         _thread.interrupt_main()
-    else:  # a signal ends a wait of the system, too
+    else:  # a signal also ends a system call that waits
         signal.pthread_kill(thread, signal.SIGINT)

@@ -24,7 +24,7 @@ def models(
     check: Annotated[bool, Option("--check", help="compare every file's checksum")] = False,
     output: Output,
 ) -> int:
-    """List models: those that are here, and others by name."""
+    """List installed models, and others by name."""
     from paceline.models import check_models, list_models
 
     if check:
@@ -45,7 +45,7 @@ def models(
 
 
 def measured(model: "Listed") -> "Listed":
-    """A model with its size on this disk, with what was made of it, and its device."""
+    """Return a model with its size on disk, derived files included, and its device."""
     from paceline.models import removal_of
     from paceline.runtime.load import device_of, packed_copies
 
@@ -113,7 +113,7 @@ class _Head(NamedTuple):
 
 
 def heads(models: Sequence["Listed"]) -> Iterator[_Head]:
-    """The drafters here, each with those of the models that it is for."""
+    """Return the installed drafters, each with the listed models that it is for."""
     from paceline.drafters import read_facts
     from paceline.models import list_drafters
     from paceline.models.published import fits
@@ -133,7 +133,7 @@ def heads(models: Sequence["Listed"]) -> Iterator[_Head]:
 
 
 def _as_model(head: _Head) -> dict[str, Any]:
-    """A drafter in the list of models, as JSON."""
+    """Return a drafter in the list of models, as JSON."""
     facts = None if head.facts is None else head.facts._asdict()
     of_head = {"facts": facts, "fault": head.fault, "models": head.models}
     return {**asdict(head.listed), "about": head.about, "exactness": [], "head": of_head}
@@ -154,7 +154,7 @@ def exactness_of(model: "Listed") -> list[dict[str, Any]]:
 
 
 def exactness_text(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Whether every condition holds that was measured with two rows, in a word or two."""
+    """Return whether every condition measured with two rows holds, in a word or two."""
     exact = [profile for profile in measured if profile["engine"].get("min_rows") != "1"]
     failed = {
         name.replace("_", " ")

@@ -29,7 +29,7 @@ MODEL_VARIABLE = "PACELINE_MODEL"  # names the default model
 
 
 def default_model() -> str:
-    """The model of a command without --model: $PACELINE_MODEL, the settings file's, or the trial's.
+    """Return the model of a command without --model: $PACELINE_MODEL, the settings', or the trial.
 
     Raises InvalidRequest for a settings file that cannot be read.
     """
@@ -39,7 +39,7 @@ def default_model() -> str:
 
 
 def settings_file() -> Path:
-    """The user's settings: TOML, with `model = "NAME"`."""
+    """Return the path of the user's settings: TOML, with `model = "NAME"`."""
     from platformdirs import user_config_path
 
     try:
@@ -49,7 +49,7 @@ def settings_file() -> Path:
 
 
 def _settings() -> dict[str, str]:
-    """The settings in the user's file; none where there is no file."""
+    """Return the settings in the user's file; empty without a file."""
     import tomllib
 
     path = settings_file()
@@ -68,7 +68,7 @@ def _settings() -> dict[str, str]:
 
 
 def group(about: str | None = None) -> Typer:
-    """A family of commands, or the place of one command."""
+    """Return a new group of commands, or the place of one command."""
     return Typer(
         cls=Group,
         help=about,
@@ -81,7 +81,7 @@ def group(about: str | None = None) -> Typer:
 def command(
     app: Typer | None = None, *, kind: "type[Command] | None" = None, **more: Any
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator: make a function a command; a dataclass parameter becomes options.
+    """Decorate a function as a command; a dataclass parameter becomes options.
 
     The command is added to `app`, by default to a new one, which becomes the function's attribute
     `app`. `kind` is its class, and `more` are attributes of it. --help shows the options `first`,
@@ -137,7 +137,7 @@ def _parameters(field: Any) -> Iterable[Parameter]:
 
 
 class Command(TyperCommand):
-    """A command that knows options of other programs (`habits.py`), and has a short help.
+    """A command with a short help that accepts options of other programs (`habits.py`).
 
     A command with --model and no arguments takes the model by its place.
     """
@@ -208,7 +208,7 @@ Quiet = Annotated[bool, Option("-q", "--quiet", help="only the result: no progre
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How a command prints what it found."""
+    """Output options of a command."""
 
     json: Annotated[bool, Option("--json", help="print JSON")] = False
     quiet: Quiet = False

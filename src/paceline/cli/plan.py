@@ -37,7 +37,7 @@ def plan(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Show when drafting pays here, as answers have shown it.
+    """Show when speculative decoding is faster on this machine, from measured costs.
 
     A call computes one or more rows: the last token, and drafted ones to verify. The table has
     the cost of a call by rows, and the acceptance from which a block of so many rows pays. If no
@@ -131,11 +131,11 @@ def _advice(value: Mapping[str, Any]) -> str:
     rows = value["rows"]
     pays = {row["break_even"]: row["rows"] for row in rows if row["break_even"] is not None}
     if not pays:
-        return "Drafting cannot pay here: a call of several rows costs too much. --drafter none."
+        return "Speculation cannot be faster: passes of several rows cost too much. --drafter none."
     lowest = min(pays)
     best = value["best"]["0.7"]
     return (
-        f"Drafting pays here from {100 * lowest:.0f} % accepted, with blocks of {pays[lowest]}; at "
-        f"70 %, blocks of {best['rows']} are {best['speed_up']:.2f} times as fast as plain "
-        "decoding.\nNothing is to be set: --drafter auto drafts where it pays."
+        f"Speculation is faster from {100 * lowest:.0f} % accepted, with blocks of "
+        f"{pays[lowest]}; at 70 %, blocks of {best['rows']} have {best['speed_up']:.2f}x the speed "
+        "of plain decoding.\nThere is nothing to set: --drafter auto drafts where that is faster."
     )

@@ -21,7 +21,7 @@ def rm(
 ) -> int:
     """Remove a model from this machine.
 
-    Your own files and those of other programs stay; only what was made of them is removed.
+    Your own files and those of other programs stay; only files derived from them are removed.
     """
     from paceline.models import find_removal
     from paceline.runtime.drafting import learnt_of

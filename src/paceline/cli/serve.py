@@ -36,7 +36,7 @@ _OF_CHILDREN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerArguments:
-    """What `Settings` has, on the command line."""
+    """Command-line options for `Settings`."""
 
     host: Annotated[str, _access(help="address; one that others can reach needs --api-key")] = (
         "127.0.0.1"
@@ -48,7 +48,7 @@ class ServerArguments:
     ] = None
     api_key_file: Annotated[
         Path | None,
-        _access(parser=Path, metavar="FILE", help="keys, one a line; # begins a comment"),
+        _access(parser=Path, metavar="FILE", help="keys, one per line; # begins a comment"),
     ] = None
     anyone: Annotated[
         bool, _access("--anyone", help="require no key, although others can reach the server")
@@ -90,7 +90,7 @@ class ServerArguments:
         _load(
             parser=declare.GIGABYTES,
             metavar="GB",
-            help="keep the KV of prompts on disk, at most so much; default: in memory alone",
+            help="maximum size of the prompt cache on disk; default: in memory only",
         ),
     ] = None
     parallel: Annotated[
@@ -132,7 +132,7 @@ class ServerArguments:
     generation_config: GenerationConfig = "auto"
 
     def settings(self, *, behind_router: bool) -> "Settings":
-        """The settings. Raises InvalidRequest if a key, a host or an origin is not valid."""
+        """Return the settings. Raises InvalidRequest if a key, a host or an origin is not valid."""
         from paceline.server.settings import Settings, api_keys
 
         given = asdict(self)
@@ -163,7 +163,7 @@ def serve(
     *,
     server: ServerArguments,
     every: Annotated[
-        bool, _all("--all", help="every model that is here, loaded when a request names it")
+        bool, _all("--all", help="serve all installed models; load each on first use")
     ] = False,
     loaded: Annotated[int, _all(parser=declare.COUNT, help="models that are loaded at once")] = 1,
     memory: Annotated[

@@ -60,7 +60,7 @@ def served(url: str, key: str | None = None) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def registration() -> Iterator[Callable[[str], None]]:
-    """Yield a function that registers this server from the line that says where it listens."""
+    """Yield a function that registers this server from the line with its address."""
     path = cache_dir() / _FOLDER / f"{os.getpid()}.url"
     release: Release | None = None
 
@@ -95,7 +95,7 @@ def registered_urls() -> Iterator[str]:
 
 
 def key_for(url: str, key: str | None) -> str | None:
-    """The API key for a server: `key`, or PACELINE_API_KEY if the server is on this machine.
+    """Return the API key for a server: `key`, or PACELINE_API_KEY if it is on this machine.
 
     The variable has the key of the user's own server, so no other host gets it.
     """

@@ -22,7 +22,7 @@ def chat(
         bool,
         Option(
             "--drop-oldest",
-            help="when the context is full, drop the oldest turns and go on, without asking",
+            help="when the context is full, drop the oldest turns without asking",
         ),
     ] = False,
     answer: AnswerArguments,

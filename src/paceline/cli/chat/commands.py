@@ -25,7 +25,7 @@ Ctrl-X Ctrl-E          write the message in your editor ($EDITOR)
 Ctrl-C                 stop an answer, or clear the line; twice ends the chat, as Ctrl-D does"""
 
 _OPTIONS = [name for name, option in OPTIONS.items() if option.about.panel]
-_DEFAULT = "default"  # the value with which an option is left out again
+_DEFAULT = "default"  # the value that resets an option
 _SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
 
@@ -81,7 +81,7 @@ def run_command(session: Session, message: str) -> bool:
         if "\n" in message:  # a text that was pasted
             return False
         raise InvalidRequest(
-            f"there is no command {name}; {did_you_mean(name, COMMANDS)}/help lists them, a space "
+            f"unknown command {name}; {did_you_mean(name, COMMANDS)}/help lists them, a space "
             "before it sends it"
         )
     if argument and not command.argument:
@@ -104,7 +104,7 @@ def _system(session: Session, argument: str) -> None:
         return
     text = argument.strip('"')
     session.set_system(text)
-    say("The system message is set." if text else "There is no system message now.")
+    say("The system message is set." if text else "The system message is removed.")
 
 
 def _set(session: Session, argument: str) -> None:
@@ -122,7 +122,7 @@ def _set(session: Session, argument: str) -> None:
     names = [name] if name else _OPTIONS
     for known in names:
         if known not in _OPTIONS:
-            _changed({}, known, _DEFAULT)  # names what is wrong
+            _changed({}, known, _DEFAULT)  # raises the error for the name
         if name or session.options.get(known) is not None:
             say(f"{known}: {session.options.get(known, _DEFAULT)}")
     if not name:
@@ -130,7 +130,7 @@ def _set(session: Session, argument: str) -> None:
 
 
 def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
-    """A copy of options with one set. Raises InvalidRequest if it cannot be."""
+    """Return a copy of options with one set. Raises InvalidRequest if that is not possible."""
     if name not in _OPTIONS:
         raise InvalidRequest(f"unknown option {name!r}; expected {', '.join(_OPTIONS)}")
     replaced = STRUCTURES if name in STRUCTURES else (name,)
@@ -157,7 +157,7 @@ def _parsed(name: str, text: str) -> Any:
 def _model(session: Session, argument: str) -> None:
     if argument:
         session.change_model(argument)
-    more = " answers from now on; the conversation is the same." if argument else ""
+    more = " answers the next messages; the conversation is unchanged." if argument else ""
     say(f"{session.model}{more}")
 
 
@@ -190,9 +190,9 @@ COMMANDS: Mapping[str, ChatCommand] = {
     "/help": ChatCommand("", "this list", _help),
     "/system": ChatCommand("[TEXT]", 'show or set the system message; "" removes it', _system),
     "/set": ChatCommand("[OPTION VALUE]", "show or set options of answers", _set),
-    "/model": ChatCommand("[NAME]", "show or change the model; the conversation goes on", _model),
+    "/model": ChatCommand("[NAME]", "show or change the model; the conversation continues", _model),
     "/save": ChatCommand("[FILE]", "write the conversation", _save),
-    "/load": ChatCommand("FILE", "go on with a saved conversation", _load),
+    "/load": ChatCommand("FILE", "continue a saved conversation", _load),
     "/clear": ChatCommand("", "begin a new conversation, with the same system message", _clear),
     "/regen": ChatCommand("", "answer the last message again", lambda s, _: s.answer_again()),
     "/undo": ChatCommand("", "take back the last message, /regen, /system, /clear or /load", _undo),

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def history_file() -> Path:
-    """The file of all messages, in prompt_toolkit's format."""
+    """Return the file of all messages, in prompt_toolkit's format."""
     return cache_dir() / "history" / "chat"
 
 
 def kept_history() -> "History":
-    """The messages of earlier chats of this user, to which those of this one are added."""
+    """Return the messages of this user's earlier chats; new messages are added to them."""
     from prompt_toolkit.history import FileHistory
 
     class KeptHistory(FileHistory):

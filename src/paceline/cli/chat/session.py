@@ -73,7 +73,7 @@ class Session:
         self._load(self._model)
 
     def close(self) -> None:
-        """Free the model, and wait for what it does in the background."""
+        """Free the model, and wait for its background work."""
         if self._loaded is not None:
             self._loaded.settle()
             self._loaded = None
@@ -142,12 +142,12 @@ class Session:
         self._change([*first, *others], "/system")
 
     def clear(self) -> None:
-        """Begin anew, with the system message, and without a file to save it in."""
+        """Begin again with the system message, and without a file to save to."""
         self.saved_as = ""
         self._change([m for m in self.messages if m["role"] == "system"], "/clear")
 
     def undo(self) -> str:
-        """Go back one step; returns what was undone. Raises InvalidRequest if there is none."""
+        """Go back one step and return its name. Raises InvalidRequest if there is none."""
         if not self._before:
             raise InvalidRequest("there is nothing to undo")
         before = self._before.pop()
@@ -176,7 +176,7 @@ class Session:
         self.saved_as = str(path)
 
     def set_options(self, options: dict[str, Any]) -> None:
-        """Set the options of the next answers. Raises InvalidRequest for what the model has not."""
+        """Set the options of the next answers. Raises InvalidRequest for those the model lacks."""
         if self._loaded is not None:
             self._check(self._loaded.files, options)
             self._loaded.drafting.prepare([DrafterSpec.parse(options.get("drafter", "auto"))])
@@ -201,7 +201,7 @@ class Session:
         self._loaded, self._model = loaded, options
 
     def _check(self, files: ModelFiles, options: dict[str, Any] | None = None) -> None:
-        """Raise what the template raises for the conversation with one more message."""
+        """Raise the template's error for the conversation with one more message, if any."""
         messages = [*self.messages, {"role": "user", "content": "Hello"}]
         encode_prompt(files, messages, check(self.options if options is None else options))  # type: ignore[arg-type]
 
@@ -210,7 +210,7 @@ class Session:
         self.messages = [*messages]
 
     def _say(self, conversation: Conversation, message: str) -> Stream:
-        """The stream of an answer, after dropping turns where the context is full."""
+        """Return the stream of an answer, after dropping turns if the context is full."""
         try:
             return conversation.say(message, **self.options)
         except ContextFull as full:
@@ -220,7 +220,7 @@ class Session:
             return conversation.say(message, **self.options)
 
     def _may_drop(self, full: ContextFull, count: int, total: int) -> bool:
-        """Whether the oldest turns may be dropped: by the option, or by the user's answer."""
+        """Return whether the oldest turns may be dropped, by the option or the user's answer."""
         turns = f"the oldest {count} of {total} turns"
         counts = f"the context is full: {full.tokens} of {full.context} tokens"
         if self._drop_oldest:
@@ -231,7 +231,7 @@ class Session:
             return False
         say(f"{counts[0].upper()}{counts[1:]}, with the new message.")
         while True:
-            answer = self._terminal.ask(f"Drop {turns} and go on? [y]es, [n]o, [s]ave first: ")
+            answer = self._terminal.ask(f"Drop {turns} and continue? [y]es, [n]o, [s]ave first: ")
             match answer.lower():
                 case "y" | "yes":
                     return True
@@ -242,7 +242,7 @@ class Session:
                     self.ask_and_save()
 
     def ask_and_save(self) -> None:
-        """Save the conversation to a file that the user names, and say what was done."""
+        """Save the conversation to a file that the user names, and print a notice."""
         assert self._terminal is not None
         name = self._terminal.ask("File: ")
         if name:
@@ -253,11 +253,11 @@ class Session:
 
 
 def path_of(name: str) -> Path:
-    """The path that a user means. Raises InvalidRequest for a ~user that is unknown."""
+    """Return the path that a user typed. Raises InvalidRequest for an unknown ~user."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
-        raise InvalidRequest(f"{name} is no path: {error}") from error
+        raise InvalidRequest(f"{name} is not a path: {error}") from error
 
 
 def write_chat(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -282,14 +282,14 @@ def read_chat(path: Path) -> list[Mapping[str, Any]]:
     except PacelineError:
         raise
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path} is no saved chat: {error}") from error
+        raise InvalidRequest(f"{path} is not a saved chat: {error}") from error
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list) or not messages:
-        raise InvalidRequest(f"{path} is no saved chat: expected a list of messages")
+        raise InvalidRequest(f"{path} is not a saved chat: expected a list of messages")
     for number, message in enumerate(messages, start=1):
         if not _is_message(message):
             raise InvalidRequest(
-                f"{path} is no saved chat: message {number} of {len(messages)} should have a role "
+                f"{path} is not a saved chat: message {number} of {len(messages)} needs a role "
                 f"({', '.join(_ROLES)}) and a text as content"
             )
     return messages

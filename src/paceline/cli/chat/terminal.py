@@ -1,7 +1,7 @@
 """A terminal to type messages at: line editing, history, paste, and messages of several lines.
 
-Does not know what a message means. Invariant: keys that are pressed at any time, a paste while an
-answer runs included, are there at the next prompt; Ctrl-C alone is no text.
+Independent of a message's meaning. Invariant: keys that are pressed at any time, also a paste while
+an answer streams, appear at the next prompt; only Ctrl-C is not text.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Terminal:
         from paceline.cli.chat.history import kept_history
 
         self._interrupted = False  # Ctrl-C was the last key
-        self._pasted_quotes = False  # the quotes at the beginning are a part of what was pasted
+        self._pasted_quotes = False  # the quotes at the beginning were pasted
         is_dumb = is_dumb_terminal()  # it cannot move a cursor
         self._output = DummyOutput() if is_dumb else create_output(_screen())
         output = None if is_dumb else self._output
@@ -53,7 +53,7 @@ class Terminal:
         self._question: Any = PromptSession(output=output)
 
     def message(self) -> str | None:
-        """The next message that is not blank, without quotes; None: the chat is to end."""
+        """Return the next message that is not blank, without quotes, or None at the chat's end."""
         while True:
             self._pasted_quotes = False
             try:
@@ -73,7 +73,7 @@ class Terminal:
             return message.strip("\n")
 
     def ask(self, question: str) -> str:
-        """The answer to a question, without spaces around it; empty after Ctrl-C or Ctrl-D."""
+        """Return the stripped answer to a question; empty after Ctrl-C or Ctrl-D."""
         try:
             return self._prompt(self._question, question).strip()
         except (KeyboardInterrupt, EOFError):
@@ -81,7 +81,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def holding_keys(self) -> Iterator[None]:
-        """Between prompts, leave what is typed to the next prompt, unseen."""
+        """Between prompts, leave typed keys to the next prompt, unseen."""
         with unseen_keys():
             self._mark_pastes()
             try:
@@ -141,7 +141,7 @@ class Terminal:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a message began with quotes that are not closed yet."""
+    """Return whether a message began with quotes that are not closed yet."""
     text = text.strip()
     return text.startswith(QUOTES) and not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES))
 
@@ -154,7 +154,7 @@ def _unquoted(text: str) -> str:
 
 
 def _screen() -> TextIO:
-    """What shows the prompt: an output that is a terminal, or the one that the keys come from."""
+    """Return the output for the prompt: one that is a terminal, or the terminal of the keys."""
     for stream in (sys.stdout, sys.stderr):
         if stream.isatty():
             return stream
