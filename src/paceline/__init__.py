@@ -15,13 +15,25 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 
-__all__ = ["AsyncStream", "Conversation", "Model", "Options", "Result", "Stats", "Stream", "load"]
+__all__ = [
+    "AsyncStream",
+    "Conversation",
+    "Decision",
+    "Decisions",
+    "Model",
+    "Options",
+    "Result",
+    "Stats",
+    "Stream",
+    "load",
+]
 
 if TYPE_CHECKING:
     from typing import Any
 
     from paceline.options import Options
     from paceline.runtime.conversation import Conversation
+    from paceline.runtime.decisions import Decision, Decisions
     from paceline.runtime.load import load
     from paceline.runtime.model import Model
     from paceline.runtime.result import Result, Stats
@@ -32,6 +44,7 @@ _ROOMS = {
     "load": "paceline.runtime.load",
     **dict.fromkeys(("Result", "Stats"), "paceline.runtime.result"),
     "Conversation": "paceline.runtime.conversation",
+    **dict.fromkeys(("Decision", "Decisions"), "paceline.runtime.decisions"),
     "Options": "paceline.options",
     **dict.fromkeys(("AsyncStream", "Stream"), "paceline.runtime.stream"),
 }

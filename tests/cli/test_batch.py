@@ -18,6 +18,10 @@ BODIES: dict[str, Any] = {
     "/v1/chat/completions": {"messages": CHAT, "max_tokens": 6, "seed": 3},
     "/v1/completions": {"prompt": "this is one", "max_tokens": 5, "temperature": 0},
     "/v1/responses": {"input": "one and the user", "max_output_tokens": 4, "temperature": 0},
+    "/v1/decisions": {
+        "input": "this is one",
+        "questions": [{"type": "predicate", "instructions": "the user"}],
+    },
 }
 PROMPTS: list[dict[str, Any]] = [
     {"prompt": "this is two", "max_tokens": 4},
@@ -59,6 +63,8 @@ def posted(url: str, number: int) -> dict[str, Any]:
 
 def text_of(body: dict[str, Any]) -> str:
     """The text of a response of any endpoint, or of `generate`."""
+    if "answers" in body:
+        return str(body["answers"])
     if "output" in body:
         return str(body["output"][0]["content"][0]["text"])
     if "choices" not in body:

@@ -77,7 +77,7 @@ class Proxied:
 def turn(session: str) -> dict[str, str]:
     return {
         "role": "user",
-        "content": f"{session}: " + "this is the one and that is the other " * 4,  # all sessions fit
+        "content": f"{session}: " + "this is the one and that is the other " * 4,
     }
 
 

@@ -75,6 +75,13 @@ OTHER_BODIES = {
         '{"messages": [{"role": "user", "content": "a"}], "max_tokens": %s}',
         '{"messages": [{"role": "user", "content": "a"}], "thinking": {"budget_tokens": %s}}',
     ),
+    "/v1/decisions": (
+        '{"input": %s, "questions": [{"type": "predicate", "instructions": "a"}]}',
+        '{"input": "a", "questions": %s}',
+        '{"input": "a", "questions": [{"type": "predicate", "instructions": %s}]}',
+        '{"input": "a", "questions": [{"type": "score", "instructions": "a", "levels": [%s]}]}',
+        '{"input": "a", "questions": [{"type": %s, "instructions": "a"}]}',
+    ),
     "/v1/embeddings": ('{"input": %s}', '{"input": "a", "dimensions": %s}'),
 }
 """Of paths that generate nothing; 501 is for embeddings of a model that makes none."""

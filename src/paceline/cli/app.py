@@ -26,8 +26,8 @@ from paceline.storage.text import visible
 from paceline.system.machine import BROKEN_PIPE_EXIT, direct_hosts
 
 COMMANDS = (
-    *("pull", "models", "generate", "chat", "serve", "launch", "batch", "bench", "verify"),
-    *("plan", "show", "ps", "rm", "forget"),
+    *("pull", "models", "generate", "chat", "batch", "decide", "serve", "launch", "bench"),
+    *("verify", "plan", "show", "ps", "rm", "forget"),
 )
 """Each is the module of the same name in this folder; other packages add more."""
 

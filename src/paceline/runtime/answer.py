@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Job(Protocol):
-    """A unit of the scheduler's work: an answer, or an embedding."""
+    """A unit of the scheduler's work: an answer, an embedding, or decisions."""
 
     sequence: KVSequence
     shared: bool
@@ -75,6 +75,40 @@ class Job(Protocol):
 
     def close(self) -> None:
         """End here; what there is so far is the result. After the end this does nothing."""
+
+
+class PrefillJob:
+    """A job that computes rows of prompts alone, and starts over after a preemption."""
+
+    policy = None  # nothing is drafted
+    recomputing = shared = failed = False
+
+    def __init__(self, sequence: KVSequence, tokens: Sequence[int]) -> None:
+        """Compute rows after `tokens`, or after a prefix of them that the sequence has."""
+        self.sequence = sequence
+        self.tokens = list(tokens)
+        self.result: Any = None
+
+    @property
+    def count(self) -> int:
+        return max(len(self.tokens), self.sequence.length)
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+    @property
+    def prefilling(self) -> bool:
+        return not self.finished
+
+    def restart(self, sequence: KVSequence) -> None:
+        raise RuntimeError("the job starts over")  # all its blocks are prefill
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class Answer:

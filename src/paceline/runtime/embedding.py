@@ -13,6 +13,7 @@ import numpy.typing as npt
 from paceline.decoding.types import FINAL_NORM, Block, Step, tap_name
 from paceline.engines.base import KVSequence, StepResult
 from paceline.models import Pooling
+from paceline.runtime.answer import PrefillJob
 
 NO_EMBEDDINGS = (  # said of other models
     "makes no embeddings; take an embedding model whose GGUF file names its pooling (mean, first "
@@ -25,34 +26,15 @@ class Embedding(NamedTuple):
     tokens: int  # of the text
 
 
-class EmbeddingJob:
+class EmbeddingJob(PrefillJob):
     """The blocks of one text, and its vector once all have run."""
-
-    policy = None  # nothing is drafted
-    recomputing = shared = failed = False
 
     def __init__(self, sequence: KVSequence, tokens: Sequence[int], pooling: Pooling) -> None:
         """Run `tokens`, at least one, in an empty `sequence` of an engine with `FINAL_NORM`."""
-        self.sequence = sequence
-        self.tokens = list(tokens)
-        self.result: Embedding | None = None  # until all blocks have run
+        super().__init__(sequence, tokens)
         self._pooling = pooling
         self._block: Sequence[int] = ()
         self._sum: npt.NDArray[np.float64] | None = None
-
-    @property
-    def count(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def finished(self) -> bool:
-        """True if the vector is complete."""
-        return self.result is not None
-
-    @property
-    def prefilling(self) -> bool:
-        """True if blocks are left: all are prefill."""
-        return not self.finished
 
     def next_block(self, max_rows: int | None = None) -> Block:
         """Return a block of the next tokens, at most `max_rows`; none of its rows needs logits."""
@@ -74,15 +56,6 @@ class EmbeddingJob:
             assert self._sum is not None
             self.result = Embedding(normalized(self._sum), self.count)
         return Step(len(self._block))
-
-    def restart(self, sequence: KVSequence) -> None:
-        raise RuntimeError("a preempted embedding starts over")  # all its blocks are prefill
-
-    def finish(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def normalized(vector: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:

@@ -29,8 +29,15 @@ from paceline.models import TOKENIZER, ModelFiles, TokenBytes, cache_dir
 from paceline.options import Options, described
 from paceline.runtime.answer import Answer
 from paceline.runtime.conversation import Conversation
+from paceline.runtime.decisions import (
+    DecisionJob,
+    Decisions,
+    ask,
+    read_questions,
+    shared_input,
+)
 from paceline.runtime.drafting import Drafting
-from paceline.runtime.embedding import NO_EMBEDDINGS, Embedding
+from paceline.runtime.embedding import NO_EMBEDDINGS, Embedding, EmbeddingJob
 from paceline.runtime.exactness import MEASUREMENTS, Exactness
 from paceline.runtime.prompt import Message, Prompt, Prompts, batch_of, check_ids, encode_prompt
 from paceline.runtime.request import (
@@ -324,7 +331,49 @@ class Model:
             raise InvalidRequest(f"{self.files.name} {NO_EMBEDDINGS}")
         ended = [] if end is None or (tokens and tokens[-1] == end) else [end]
         request = self._request({"max_tokens": 1, "drafter": "none"})
-        return BatchRequest(self, [*tokens, *ended], request, cached=False, pooling=pooling)
+        text = [*tokens, *ended]
+        open_job = partial(EmbeddingJob, tokens=text, pooling=pooling)
+        return BatchRequest(self, text, request, cached=False, open_job=open_job)
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def decide(
+        self, input: str | Sequence[Message], questions: Sequence[Mapping[str, Any]]
+    ) -> Decisions:
+        """Answer 1 to 400 questions about a text, or about the messages of a chat.
+
+        Questions have OpenAI's form: a `predicate` with `instructions`, a `choice` that also has
+        `choices`, and a `score` that has `levels`. Raises InvalidRequest, which names the field.
+        """
+        (result,) = self._together([self._decision_request(input, questions)], None)
+        return cast("Decisions", result)
+
+    def _decision_request(
+        self, input: str | Sequence[Message], questions: Any, *, parse_special: bool = False
+    ) -> "BatchRequest":
+        """Return the request for decisions. Raises as `decide` does."""
+        from paceline.runtime.batching.request import BatchRequest
+
+        request = self._request({"drafter": "none", "think": False, "parse_special": parse_special})
+        asked = ask(self.files, input, read_questions(questions), request)
+        tokens, room = shared_input(asked), self.scheduler.admission.max_length
+        longest = max(one.length for one in asked)
+        if longest > room:
+            raise InvalidRequest(
+                f"input: has {longest} tokens with its longest question, and the context holds "
+                f"{room}; shorten it"
+            )
+        request = replace(request, max_tokens=longest - len(tokens))
+
+        def exact() -> bool:
+            names = {PREFIX_CACHE, CHUNKED_PREFILL, BATCH}
+            make_room = self.scheduler.prefix_cache.clear
+            compared = self._exactness.compared(names, make_room=make_room) or {}
+            holds = compared.keys() == names and all(one.holds for one in compared.values())
+            return holds and self.engine.min_rows > 1 and longest <= self.engine.compared_keys
+
+        open_job = partial(DecisionJob, asked=asked, decided=[], files=self.files, exact=exact)
+        return BatchRequest(self, tokens, request, cached=self._owner is None, open_job=open_job)
 
     @property
     def _target(self) -> Target:

@@ -46,8 +46,11 @@ class EncodedPrompt(list[int]):
 
 SYSTEM_ROLES = ("system", "developer")
 
-TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Type of a part of a content -> its field with text."""
+TEXTS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    **{"refusal": "refusal", "input_json": "data"},
+}
+"""Type of a part of a content -> its field with text, or with JSON that is written as text."""
 
 
 def batch_of(prompt: Prompt | Prompts) -> list[Prompt] | None:
@@ -290,9 +293,10 @@ def text_of(content: Any) -> str:
             raise InvalidRequest(
                 f"[{place}]: is not of type text; images, audio and files are not supported"
             )
-        if not isinstance(part.get(name), str):
+        text = json.dumps(part.get(name), ensure_ascii=False) if name == "data" else part.get(name)
+        if not isinstance(text, str):
             raise InvalidRequest(f"[{place}].{name}: expected text")
-        texts.append(part[name])
+        texts.append(text)
     return "\n".join(texts)
 
 

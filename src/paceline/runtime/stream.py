@@ -16,7 +16,6 @@ from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.errors import InvalidRequest
 from paceline.runtime.answer import Answer
 from paceline.runtime.batching.request import BatchRequest, Cancelled, Draining, Event, Listener
-from paceline.runtime.embedding import Embedding
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result, Stats
 from paceline.system.processes import use_native_threads
@@ -77,8 +76,8 @@ class _Handle:
                 raise event
             case Result():
                 self._result = event
-            case Embedding():
-                raise AssertionError("a stream has no embedding")
+            case _:
+                raise AssertionError("a stream has the events of an answer")
         return None
 
 

@@ -22,6 +22,7 @@ from paceline import __version__
 from paceline.server import page
 from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
+from paceline.server.api.decisions import DecisionsBody, decisions
 from paceline.server.api.embeddings import embeddings
 from paceline.server.api.endpoint import Host, generation, observed, reading
 from paceline.server.api.info import DetokenizeBody, InfoHandlers, TokenizeBody
@@ -46,6 +47,7 @@ BODIES: dict[str, type[Body]] = {
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": MessagesBody,
     "/v1/embeddings": EmbeddingsBody,
+    "/v1/decisions": DecisionsBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -62,6 +64,7 @@ def make_app(service: Service) -> Starlette:
         "/completions": generation(service, Completions),
         "/responses": generation(service, Responses),
         "/embeddings": embeddings(service),
+        "/decisions": decisions(service),
         "/messages": generation(service, Messages),
         "/messages/count_tokens": count_tokens(service),
         "/tokenize": reading(service, info.tokenize),

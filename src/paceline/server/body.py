@@ -288,18 +288,7 @@ class GenerationBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _belongs_here(cls, data: Any) -> Any:
-        """Reject fields of other endpoints: left out, they would change the answer."""
-        for name, value in data.items() if isinstance(data, Mapping) else ():
-            others = [kind.model_fields for kind in GenerationBody.__subclasses__()]
-            defaults = [fields[name].get_default() for fields in others if name in fields]
-            if not value or not defaults or value in defaults:
-                continue
-            if name not in cls.model_fields and name not in _HARMLESS:
-                same = {own for names in _SYNONYMS if name in names for own in names}
-                instead = next((f"use {own}" for own in cls.model_fields if own in same), "")
-                raise ApiError(
-                    f"{name} is no field of this endpoint; {instead or 'leave it out'}", param=name
-                )
+        refuse_fields_of_others(cls, data)
         return data
 
     @model_validator(mode="after")
@@ -328,6 +317,21 @@ class GenerationBody(Body):
     def ignored_items(self) -> list[str]:
         """Paths and types of the parts and items that became markers."""
         return self._ignored_items
+
+
+def refuse_fields_of_others(kind: type[Body], data: Any) -> None:
+    """Refuse fields of other endpoints: left out, they would change the answer."""
+    for name, value in data.items() if isinstance(data, Mapping) else ():
+        others = [other.model_fields for other in GenerationBody.__subclasses__()]
+        defaults = [fields[name].get_default() for fields in others if name in fields]
+        if not value or not defaults or value in defaults:
+            continue
+        if name not in kind.model_fields and name not in _HARMLESS:
+            same = {own for names in _SYNONYMS if name in names for own in names}
+            instead = next((f"use {own}" for own in kind.model_fields if own in same), "")
+            raise ApiError(
+                f"{name} is no field of this endpoint; {instead or 'leave it out'}", param=name
+            )
 
 
 class ChatBody(GenerationBody):

@@ -31,6 +31,7 @@ from paceline import __version__
 from paceline.drafters import DrafterSpec
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.batching.scheduler import Scheduler
+from paceline.runtime.decisions import Decisions
 from paceline.runtime.embedding import Embedding
 from paceline.server.errors import ApiError
 from paceline.server.stream_text import Answer
@@ -50,6 +51,8 @@ _COUNTERS = {
     "generation_tokens": "Tokens of answers that ended: usage.completion_tokens",
     "embeddings": "Texts that were embedded",
     "embedded_tokens": "Tokens of embedded texts: usage.prompt_tokens of /v1/embeddings",
+    "decisions": "Questions that were decided",
+    "decided_tokens": "Tokens of inputs and questions: usage.input_tokens of /v1/decisions",
     # Sums of the responses' `speculation` and `metrics.speculative_decoding`.
     "steps": "Decode steps",
     "step_tokens": "Tokens of decode steps; divided by the steps: tokens per step",
@@ -128,6 +131,10 @@ class Metrics(Collector):
     def on_embedding(self, embedding: Embedding) -> None:
         self._add("embeddings", 1)
         self._add("embedded_tokens", embedding.tokens)
+
+    def on_decisions(self, decisions: Decisions) -> None:
+        self._add("decisions", len(decisions.answers))
+        self._add("decided_tokens", decisions.input_tokens)
 
     def on_error(self, error: ApiError) -> None:
         code, kind = error.fields["code"], error.fields["type"]

@@ -23,6 +23,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.prompt import Prompt
 from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
+from paceline.server.api.decisions import decision_request
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.responses import Responses
 from paceline.server.app import make_app
@@ -33,7 +34,7 @@ from paceline.server.service import Service
 from paceline.server.settings import Settings
 from paceline.storage.files import digest_of
 
-EMBEDDINGS = "/v1/embeddings"
+EMBEDDINGS, DECISIONS = "/v1/embeddings", "/v1/decisions"
 
 _KINDS: Mapping[str, type[ApiRequest[Any]]] = {
     "/v1/chat/completions": Chat,
@@ -41,7 +42,7 @@ _KINDS: Mapping[str, type[ApiRequest[Any]]] = {
     "/v1/responses": Responses,
 }
 
-URLS = (*_KINDS, EMBEDDINGS)
+URLS = (*_KINDS, EMBEDDINGS, DECISIONS)
 
 _JSON = {"content-type": "application/json"}
 
@@ -159,6 +160,8 @@ class Offline:
             if line.url is None:
                 queued = self._model._batch_request(line.prompt, self._options(line))
                 self._model.scheduler.admission.limit(queued)
+            elif line.url == DECISIONS:
+                decision_request(self._service, _body(line))
             elif line.url == EMBEDDINGS:
                 self._service.prepare(parse(EmbeddingsBody, _body(line)))
             else:

@@ -21,7 +21,6 @@ from paceline.decoding.types import FinishReason, Piece, Step
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching.request import BatchRequest, Event
 from paceline.runtime.batching.scheduler import Scheduler
-from paceline.runtime.embedding import Embedding
 from paceline.runtime.result import Result
 
 
@@ -240,8 +239,8 @@ class Answers:
             case Exception():
                 self.unfinished -= 1
                 raise event
-            case Embedding():
-                raise AssertionError("an answer is no embedding")
+            case _:
+                raise AssertionError("an answer has no other events")
 
     def _deliver(self, index: int, event: Event) -> None:
         """Pass an event from the engine's thread to the event loop."""

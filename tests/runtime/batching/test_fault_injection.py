@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,7 +27,7 @@ from paceline.models import ModelFiles
 from paceline.runtime.batching import admission, batch
 from paceline.runtime.batching.request import BatchRequest, Event
 from paceline.runtime.batching.scheduler import Scheduler
-from paceline.runtime.embedding import Embedding
+from paceline.runtime.embedding import Embedding, EmbeddingJob
 from paceline.runtime.model import Model
 from paceline.runtime.request import check
 from paceline.runtime.result import Result
@@ -121,7 +122,8 @@ class TappedEngine(ToyEngine):
 
 def server_request(model: Model, number: int) -> BatchRequest:
     if number == len(REQUESTS):
-        return BatchRequest(model, TEXT, NO_DRAFT, cached=False, pooling="mean")
+        embed = partial(EmbeddingJob, tokens=TEXT, pooling="mean")
+        return BatchRequest(model, TEXT, NO_DRAFT, cached=False, open_job=embed)
     prompt, options = REQUESTS[number]
     asked: Any = {**options, **COMMON}
     return BatchRequest(model, prompt, check(asked))

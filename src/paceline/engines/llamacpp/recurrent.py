@@ -51,7 +51,7 @@ class RecurrentSequence(LlamaSequence):
         self._block = Block([], 0)  # what is not committed of the block that ran last
         self._marks: set[int] = set()  # rows of the block, before which its states are kept
         self._checkpoints: list[Checkpoint] = []  # ascending
-        self._branch = 0  # length that this sequence was to begin with, as a fork
+        self._branch = 0  # where it was to begin as a fork, or went back to: a checkpoint stays
 
     def prepare(self, place: NativeSequence, run: Callable[[Block], object]) -> None:
         """Go back to `length` tokens, or to a checkpoint before, from which rows run again."""
@@ -112,6 +112,7 @@ class RecurrentSequence(LlamaSequence):
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
+        self._branch = self.length  # where it may go back to again
         del self._tokens[self.length :], self._prefilled[self.length :]
         self._cut()
 

@@ -11,11 +11,12 @@ import numpy as np
 from paceline.constraints.grammar import Grammars
 from paceline.decoding.types import Constraint, Step
 from paceline.drafters import DraftKV
+from paceline.engines.base import KVSequence
 from paceline.errors import PacelineError
-from paceline.models import Pooling
 from paceline.runtime.answer import Job
 from paceline.runtime.batching.prefix_cache import CachedPrefix
 from paceline.runtime.batching.prompt_store import Tokens
+from paceline.runtime.decisions import Decisions
 from paceline.runtime.embedding import Embedding
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result
@@ -40,15 +41,15 @@ class Cancelled(PacelineError):
     """A request was cancelled before its answer began."""
 
 
-Event = Step | Result | Embedding | Exception
+Event = Step | Result | Embedding | Decisions | Exception
 """The steps of an answer, then its result (a cancelled one has one too) or its error; or the
-embedding of a text."""
+result of another job."""
 Listener = Callable[[Event], None]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class BatchRequest:
-    """One answer or embedding to compute, and the scheduler's state of it once it is submitted."""
+    """One answer or other job to compute, and the scheduler's state of it once it is submitted."""
 
     model: "Model"
     tokens: list[int]
@@ -62,8 +63,8 @@ class BatchRequest:
     prefill_only: bool = False
     """Whether only the prompt is computed: the client gets no token of the answer."""
     index: int = 0  # among the answers to its prompt
-    pooling: Pooling | None = None
-    """How the prompt is pooled to an embedding; None: it is answered."""
+    open_job: Callable[[KVSequence], Job] | None = None
+    """Opens a job that is not an answer, on a sequence with a prefix of the prompt."""
     constraint: Callable[[Grammars], Constraint] | None = None
     """Compiles the constraint of the answer, which may take seconds."""
     started: float = field(default_factory=perf_counter)

@@ -46,7 +46,6 @@ from paceline.runtime.batching.request import (
     QueueFull,
     TimedOut,
 )
-from paceline.runtime.embedding import EmbeddingJob
 from paceline.system.machine import release_memory
 from paceline.system.processes import in_forked_child
 
@@ -335,8 +334,8 @@ class Scheduler:
                 self.prefix_cache.register(queued.prompt, queued.prefix, queued.salt)
             if queued.job is not None:
                 queued.job.restart(prefix.sequence)
-            elif queued.pooling is not None:
-                queued.job = EmbeddingJob(prefix.sequence, queued.tokens, queued.pooling)
+            elif queued.open_job is not None:
+                queued.job = queued.open_job(prefix.sequence)
             else:
                 queued.job = queued.model._open_answer(
                     queued.tokens,

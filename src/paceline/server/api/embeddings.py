@@ -6,15 +6,14 @@ Texts are pooled beside the answers of other requests, a few at a time: each hol
 import asyncio
 from base64 import b64encode
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.runtime.batching.request import BatchRequest, Event
+from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.embedding import Embedding, normalized
-from paceline.server.api.endpoint import Endpoint
+from paceline.server.api.endpoint import Endpoint, result_of
 from paceline.server.body import EmbeddingsBody
 from paceline.server.errors import ApiError
 from paceline.server.http import Reply
@@ -51,7 +50,10 @@ async def _embedded(service: Service, requests: Sequence[BatchRequest]) -> list[
 
     async def one(request: BatchRequest) -> Embedding:
         async with places:
-            return await _submitted(service, request)
+            embedding = await result_of(service, request)
+        assert isinstance(embedding, Embedding)
+        service.metrics.on_embedding(embedding)
+        return embedding
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -59,26 +61,6 @@ async def _embedded(service: Service, requests: Sequence[BatchRequest]) -> list[
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-async def _submitted(service: Service, request: BatchRequest) -> Embedding:
-    loop = asyncio.get_running_loop()
-    events = asyncio.Queue[Event]()
-
-    def listen(event: Event) -> None:  # in the engine's thread
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-    service.scheduler.submit(request, listen)
-    try:
-        event = await events.get()
-    finally:
-        request.cancel()
-    if isinstance(event, Exception):
-        raise event
-    assert isinstance(event, Embedding)
-    service.metrics.on_embedding(event)
-    return event
 
 
 def _shortened(vector: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:

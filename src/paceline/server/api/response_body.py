@@ -47,6 +47,13 @@ def _messages(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
+InputItems = Annotated[
+    list[Item],
+    BeforeValidator(_messages, json_schema_input_type=str | list[Item]),
+    Field(min_length=1, max_length=MAX_MESSAGES),
+]
+
+
 class Reasoning(Body):
     """Options of the model's thoughts."""
 
@@ -56,9 +63,7 @@ class Reasoning(Body):
 class ResponsesBody(GenerationBody):
     """POST /v1/responses."""
 
-    input: Annotated[
-        list[Item], BeforeValidator(_messages, json_schema_input_type=str | list[Item])
-    ] = Field(min_length=1, max_length=MAX_MESSAGES)
+    input: InputItems
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=-1)
     text: TextOptions = TextOptions()

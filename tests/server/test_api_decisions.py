@@ -1,0 +1,122 @@
+"""POST /v1/decisions, with OpenAI's client and from outside."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from support.server import Running
+
+PREDICATE = {"type": "predicate", "instructions": "it rains"}
+CHOICE = {
+    "type": "choice",
+    "name": "which",
+    "instructions": [{"type": "input_text", "text": "which one?"}],
+    "choices": [{"value": "a", "description": "b"}, {"value": False}],
+}
+SCORE = {
+    "type": "score",
+    "instructions": [{"type": "input_json", "data": {"a": 1}}],
+    "levels": [{"label": "dry"}, {"label": "wet"}, {"label": "sea"}],
+}
+QUESTIONS: list[Any] = [PREDICATE, CHOICE, SCORE]
+BODY: dict[str, Any] = {"input": "the rain", "questions": QUESTIONS}
+
+
+def decided(server: Running, **body: Any) -> Any:
+    response = server.post("/v1/decisions", {**BODY, **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_the_client_of_openai_gets_the_decisions_of_the_python_api(server: Running):
+    response = server.openai.decisions.create(model="tiny", **BODY)
+    expected = server.model.fresh().decide("the rain", QUESTIONS)
+    predicate, choice, score = response.answers
+    assert (predicate.type, predicate.name) == ("predicate", None)
+    assert predicate.probability == expected.answers[0].probability
+    assert (choice.type, choice.name, choice.choice) == (
+        "choice",
+        "which",
+        expected.answers[1].choice,
+    )
+    assert [one.value for one in choice.probabilities] == ["a", False]
+    assert (score.type, score.score) == ("score", expected.answers[2].score)
+    assert [(one.label, one.value) for one in score.probabilities][1:] == [("wet", 1), ("sea", 2)]
+    assert [answer.to_dict() for answer in response.answers] == expected.as_dict()["answers"]
+    assert response.usage.input_tokens == response.usage.total_tokens == expected.input_tokens
+    assert (response.model, response.usage.output_tokens) == ("tiny", 0)
+    counted = server.get("/metrics").text
+    assert "paceline_decisions_total 3.0" in counted
+
+
+def test_a_decision_has_the_same_bits_in_a_crowd_and_with_a_key_of_its_own(server: Running):
+    alone = decided(server, prompt_cache_key="another")
+    assert alone["exact"]
+    chat = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 30}
+    with ThreadPoolExecutor(4) as pool:
+        crowd = [pool.submit(decided, server) for _ in range(4)]
+        chats = [pool.submit(server.post, "/v1/chat/completions", chat) for _ in range(2)]
+        assert all(one.result()["answers"] == alone["answers"] for one in crowd)
+        assert {one.result().status_code for one in chats} == {200}
+    again = decided(server, prompt_cache_key="a third")
+    assert again["usage"]["input_tokens_details"]["cached_tokens"] == 0
+    cached = decided(server, prompt_cache_key="a third")
+    assert cached["answers"] == alone["answers"]
+    assert cached["usage"]["input_tokens_details"]["cached_tokens"] > 0
+
+
+def test_calls_and_their_results_are_an_input(server: Running):
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    custom = {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "x"}
+    items = [
+        *({"role": "user", "content": "a"}, call),
+        {"type": "function_call_output", "call_id": "1", "output": "rain"},
+        *(custom, {"type": "custom_tool_call_output", "call_id": "2", "output": "sun"}),
+        {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+    ]
+    assert decided(server, input=items)["answers"] != decided(server)["answers"]
+    response = server.post("/v1/decisions", {**BODY, "input": items[2:]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "input[0].call_id"
+
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+USER = {"role": "user", "content": [{"type": "input_text", "text": "a"}, IMAGE]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"questions": []}, "questions"),
+        ({"questions": [PREDICATE] * 401}, "questions"),
+        ({"questions": [{**PREDICATE, "type": "noul"}]}, "questions[0].type"),
+        (
+            {"questions": [PREDICATE, {**CHOICE, "choices": [{"value": "a"}]}]},
+            "questions[1].choices",
+        ),
+        (
+            {"questions": [{**CHOICE, "choices": [{"value": False}] * 2}]},
+            "questions[0].choices[1].value",
+        ),
+        (
+            {"questions": [{**PREDICATE, "instructions": [IMAGE]}]},
+            "questions[0].instructions[0]",
+        ),
+        ({"input": [USER]}, "input[0].content[1]"),
+        (
+            {"input": [USER, {"role": "assistant", "content": "b"}]},
+            "input[0].content[1]",
+        ),
+        ({"input": ""}, "input"),
+        ({"input": "a " * 600}, "input"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"messages": [USER]}, "messages"),
+        ({"model": "other"}, "model"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_wrong_request_is_refused_by_its_field(body: Any, param: str | None, server: Running):
+    response = server.post("/v1/decisions", {**BODY, **body})
+    assert response.status_code == (404 if param == "model" else 400), response.text
+    assert response.json()["error"]["param"] == param
