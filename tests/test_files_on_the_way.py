@@ -22,7 +22,7 @@ from support.scheduling import end_scheduler
 from support.server import running
 
 SOURCE = f"{Path(paceline.__file__).parent}/"
-TOKEN, GENERATE, CHAT = 25, 78, 55
+TOKEN, GENERATE, CHAT = 22, 75, 52
 PROMPT = "the quick brown fox jumps over the quick brown fox"
 
 
