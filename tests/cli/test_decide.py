@@ -28,7 +28,7 @@ def decide(tiny_gguf: Path, *words: object) -> int:
 def test_a_question_is_answered_as_a_table_and_as_json(
     files: Path, tiny_gguf: Path, model: Any, capsys: pytest.CaptureFixture[str]
 ):
-    words = ("which?", "--choice", "rain", "sun", "--file", files / "input.txt")
+    words = ("which?", "--choice", "rain", "--choice", "sun", "--file", files / "input.txt")
     more = ("--questions", files / "questions.json")
     assert decide(tiny_gguf, *words, *more, "--json") == 0
     value = json.loads(capsys.readouterr().out)
@@ -62,7 +62,7 @@ def test_a_text_is_piped_in(
         ((), "the question is missing"),
         (("--choice", "a"), "options need a question"),
         (("a?", "--choice", "a"), "questions[0].choices: expected a list of 2 to 255"),
-        (("a?", "--choice", "a", "--level", "b"), "--level: has no effect with --choice"),
+        (("a?", "--choice", "a", "--level", "b"), "--choice and --level cannot be combined"),
         (("--questions", "wrong.json"), "should have a list of questions"),
         (("--questions", "-"), "- reads standard input"),
         (("a?", "--file", "missing.txt"), "cannot read missing.txt"),

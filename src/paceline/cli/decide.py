@@ -9,21 +9,17 @@ from typer import Argument
 
 from paceline.cli import declare
 from paceline.cli.console import STDIN, as_unicode, load_model, print_table, print_value, read_text
-from paceline.cli.options import ModelOptions, Output, command, group
+from paceline.cli.options import ModelOptions, Output, command
 from paceline.errors import InvalidRequest
-
-app = group()
 
 
 @command(
-    app,
     first=("model", "choice", "level", "questions", "file", "json", "quiet"),
     examples=(
         "paceline decide 'The customer is angry.' --file mail.txt",
         "git diff | paceline decide 'What is changed?' --choice code --choice tests",
         "paceline decide --questions questions.json --file mail.txt --json",
     ),
-    bars={"choice": ("level",)},
 )
 def decide(
     *,
@@ -32,11 +28,11 @@ def decide(
         Argument(parser=str, help="a statement that may be true, or a question with options"),
     ] = None,
     choice: Annotated[
-        list[str], declare.several(metavar="OPTION...", help="an option to choose; may be repeated")
+        list[str], declare.several(metavar="OPTION", help="an option to choose; repeatable")
     ],
     level: Annotated[
         list[str],
-        declare.several(metavar="LEVEL...", help="a level of a score, the lowest first"),
+        declare.several(metavar="LEVEL", help="a level of a score, lowest first; repeatable"),
     ],
     questions: Annotated[
         Path | None, declare.file(help="more questions: a JSON list in the form of OpenAI's API")
@@ -50,6 +46,8 @@ def decide(
 
     if str(questions) == str(file or STDIN) == STDIN:
         raise InvalidRequest("- reads standard input: give it once, for the text or the questions")
+    if choice and level:
+        raise InvalidRequest("--choice and --level cannot be combined: a question has one of them")
     if question is None and (choice or level):
         raise InvalidRequest("options need a question; give it as an argument")
     asked = [] if questions is None else _listed(questions)
