@@ -84,7 +84,7 @@ def _paceline(
         typer.Option("--version", callback=_print_version, is_eager=True, help="print the version"),
     ] = False,
 ) -> None:
-    """Run language models here, faster by exact speculation."""
+    """Run language models on this machine, faster, with exact speculation."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from paceline.cli.options import group
 
-app = group("Measure speed-ups, and keep records of them.")
+app = group("Measure speedups, and record them.")
 
 
 @app.callback()

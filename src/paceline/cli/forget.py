@@ -19,7 +19,7 @@ def forget(
     dry_run: Annotated[bool, Option("--dry-run", help="list them, and remove nothing")] = False,
     output: Output,
 ) -> int:
-    """Delete saved answers (--keep) and learned drafters (`paceline learn`).
+    """Delete saved answers and learned drafters.
 
     Answers of `generate`, `chat` and `serve`, drafters and what they were made from; without
     --model also messages that were typed in a chat.

@@ -37,7 +37,7 @@ def plan(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Show when speculative decoding is faster on this machine, from measured costs.
+    """Show when speculation is faster on this machine.
 
     A call computes one or more rows: the last token, and drafted ones to verify. The table has
     the cost of a call by rows, and the acceptance from which a block of so many rows pays. If no

@@ -20,7 +20,7 @@ def ps(
     ] = None,
     output: Output,
 ) -> int:
-    """List what `paceline serve` serves here."""
+    """List running servers and their models."""
     urls = [_DEFAULT, *registered_urls()] if url is None else [url]
     models = [model for base in dict.fromkeys(urls) for model in served(base)]
     if output.json or not models:

@@ -19,7 +19,7 @@ def pull(
     offline: Offline = False,
     output: Output,
 ) -> int:
-    """Fetch a model, or bring it up to date."""
+    """Download a model, or update it."""
     obey_offline(offline)
     from paceline.models import published
     from paceline.models import pull as fetch
