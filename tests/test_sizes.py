@@ -30,19 +30,18 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_601,
-    "src/paceline": 34_913,
-    "src/paceline/decoding": 2_173,
-    "src/paceline/drafters": 2_704,
-    "src/paceline/engines": 5_175,
-    "src/paceline/models": 4_558,
-    "src/paceline/runtime": 4_339,
-    "src/paceline/server": 6_601,
-    "src/paceline/cli": 3_866,
-    "src/paceline_mlx": 3_999,
-    "src/paceline_coreml": 10_395,
-    "src/paceline_lab": 6_294,
-    "tests": 48_589,
+    "src": 55_764,
+    "src/paceline": 35_635,
+    "src/paceline/decoding": 2_168,
+    "src/paceline/drafters": 2_650,
+    "src/paceline/engines": 5_000,
+    "src/paceline/models": 4_541,
+    "src/paceline/runtime": 4_817,
+    "src/paceline/server": 6_772,
+    "src/paceline/cli": 4_048,
+    "src/paceline_mlx": 4_013,
+    "src/paceline_coreml": 10_393,
+    "tests": 48_781,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

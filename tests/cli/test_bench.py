@@ -49,7 +49,7 @@ def test_a_busy_machine_is_named_before_it_is_measured(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--drafter", "sufix"), "no drafter is called 'sufix'; did you mean suffix?"),
+        (("--drafter", "sufix"), "unknown drafter 'sufix'; did you mean suffix?"),
         (("--policy", "best"), "policy is 'best'"),
         (("--output", "/no/such/folder/x.json"), "cannot write /no/such/folder/x.json"),
         (("--output", "/"), "cannot write /"),

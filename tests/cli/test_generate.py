@@ -264,8 +264,8 @@ def test_a_system_message_and_a_raw_prompt(answer: Run, model: Any):
     [
         ("--logit-bias", "99999=1", "logit_bias names token 99999"),
         ("--stop", "", "stop is ['']; expected a string of one or more"),
-        ("--probe", "magic", "no drafter is called 'magic'"),
-        ("--drafter", "", "no drafter is called ''"),
+        ("--probe", "magic", "unknown drafter 'magic'"),
+        ("--drafter", "", "unknown drafter ''"),
         ("--cache-tokens", str(2**31 - 1), "use --cache-tokens "),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_server_of_the_user_is_used_if_its_key_is_known(
         (("codex", "-m", "TINY"), "codex sends about 11,000 tokens, but tiny holds"),
         (("claude", "-m", "TINY", "--print"), "claude sends about 23,000 tokens, but tiny holds"),
         (("cursor",), "'cursor' is not one of 'claude', 'codex', 'opencode'"),
-        (("codex", "-m", "no-such"), "no model is called 'no-such'"),
+        (("codex", "-m", "no-such"), "unknown model 'no-such'"),
         (("codex", "-p", "hello"), "-p"),
     ],
 )

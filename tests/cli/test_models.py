@@ -87,7 +87,7 @@ def test_show_of_a_model_that_is_not_installed_fetches_nothing(
     assert (value["installed"], value["bytes"]) == (False, known_models()["qwen3-8b"].bytes)
     assert "`paceline pull qwen3-8b`" in run("show", "qwen3-8b").stdout
     assert "owner/name" in refused("show", "owner/name")
-    assert "names that begin so: qwen3-8b" in refused("show", "qwen3-8")
+    assert "names with this prefix: qwen3-8b" in refused("show", "qwen3-8")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_model_whose_file_is_gone_is_not_here_and_can_be_removed(
     models = json.loads(capsys.readouterr().out)
     (mine,) = (model for model in models if model["name"] == str(path))
     assert not mine["here"]
-    assert "gone" in mine["about"]
+    assert "missing" in mine["about"]
     assert main(["generate", "x", "--model", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert removed(str(path), capsys)["bytes"] == mine["bytes"] > 0
@@ -249,7 +249,7 @@ def test_a_model_that_cannot_be_fetched_is_one_line(
     refused: Any, environment: dict[str, str], tmp_path: Path
 ):
     environment["PACELINE_CACHE"] = str(tmp_path / "cache")
-    assert f"cannot fetch {DEFAULT_MODEL}" in refused("generate", "x")
+    assert f"cannot download {DEFAULT_MODEL}" in refused("generate", "x")
     assert not [*models_dir(tmp_path / "cache").iterdir()]
 
 

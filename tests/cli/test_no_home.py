@@ -61,7 +61,7 @@ def test_a_models_path_runs_with_a_note_and_what_cannot_be_kept_names_the_variab
     assert answer.stdout.strip()
     notes = [line for line in answer.stderr.splitlines() if "$PACELINE_CACHE" in line]
     assert [re.split("[,:]", note)[0] for note in notes] == [
-        f"each command reads {tiny_gguf.name} again",
+        f"{tiny_gguf.name} is read again by each command",
         "answers are not kept",
     ]
     refused = homeless("pull", "smollm2-135m", code=2).stderr.splitlines()

@@ -24,7 +24,7 @@ def test_the_served_model_is_listed(model: Model, capsys: pytest.CaptureFixture[
     with running(model) as server:
         (served,) = listed(f"{server.url}/v1", capsys)
         assert (served["state"], served["drafter"]) == ("loaded", "suffix")
-        assert served["device"] == "the processor"
+        assert served["device"] == "the CPU"
         assert main(["ps", "--url", f"{server.url}/v1"]) == 0
         assert served["id"] in capsys.readouterr().out
 

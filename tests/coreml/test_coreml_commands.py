@@ -126,7 +126,7 @@ def test_a_model_for_another_engine_is_rejected(tiny_files: Any, converted: str,
         paceline.load(converted, engine="llamacpp")
     with pytest.raises(InvalidRequest, match=r"engine llamacpp, not for coreml.*--to coreml"):
         paceline.load(tiny_files.folder, engine="coreml")
-    with pytest.raises(ModelNotFound, match=r"no Core ML form here.*paceline convert"):
+    with pytest.raises(ModelNotFound, match=r"no Core ML version.*paceline convert"):
         paceline.load("smollm2-135m", engine="coreml")
 
 

@@ -178,7 +178,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "tokens": ("EAGLE-3", {"tensors": {"d2t": np.full(COUNT, -1)}}, "drafts tokens"),
     "floats": ("EAGLE-3", {"tensors": {"d2t": np.zeros(COUNT, "f4")}}, "drafts tokens"),
     "layers": ("EAGLE-3", {"eagle3.target_layers": [1, 2]}, "reads 2 layers"),
-    "one token": ("DFlash", {"tokenizer.ggml.tokens": ["a"] * COUNT}, "or one twice"),
+    "one token": ("DFlash", {"tokenizer.ggml.tokens": ["a"] * COUNT}, "or duplicates"),
     "vocabulary": (
         "DFlash",
         {"tokenizer.ggml.tokens": [f"t{i}" for i in range(COUNT - 1)]},

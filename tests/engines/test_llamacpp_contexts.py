@@ -51,9 +51,9 @@ def model() -> Opener:
     return Opener()
 
 
-def contexts_of(model: Any, most_slots: int = 8192, sequences: int = 1) -> Contexts:
+def contexts_of(model: Any, max_slots: int = 8192, sequences: int = 1) -> Contexts:
     settings = ContextSettings(0, 256, 1, sequences=sequences)
-    return Contexts(model, 8192, settings, most=12, most_slots=most_slots)
+    return Contexts(model, 8192, settings, max_contexts=12, max_slots=max_slots)
 
 
 def run(contexts: Contexts, sequence: object, length: int) -> Any:
@@ -67,7 +67,7 @@ def run(contexts: Contexts, sequence: object, length: int) -> Any:
 
 @pytest.mark.parametrize("length", [500, 8192])
 def test_a_context_is_lent_again(model: Opener, length: int):
-    contexts = contexts_of(model, most_slots=8448)
+    contexts = contexts_of(model, max_slots=8448)
     first = run(contexts, "one", length)
     contexts.forget("one")
     assert model.held == [first.slots]

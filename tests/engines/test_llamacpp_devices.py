@@ -77,7 +77,7 @@ def test_layers_that_fit_are_offloaded_where_a_device_is_asked_for_and_auto_says
     assert not offload.is_whole
     offload, said = chosen(tiny_gguf, "auto", little)
     assert offload is None
-    for word in (tiny_gguf.name, "runs on the processor", "CUDA0", "--device gpu puts"):
+    for word in (tiny_gguf.name, "runs on the CPU", "CUDA0", "--device gpu puts"):
         assert word in said
     with raises(ModelError, tiny_gguf.name, "CUDA0", "--device cpu"):
         chosen(tiny_gguf, "gpu", device(free=1 << 20))
@@ -109,7 +109,7 @@ def test_a_file_that_is_listed_has_the_device_that_auto_takes(
     monkeypatch.setattr(libraries, "library_with_devices", lambda _: failing)
     assert libraries.device_for(tiny_gguf) == "all layers on CUDA0 (a card)"
     monkeypatch.setattr(failing, "devices", lambda: [device(free=0)])
-    assert libraries.device_for(tiny_gguf) == "the processor"
+    assert libraries.device_for(tiny_gguf) == "the CPU"
     monkeypatch.setattr(failing, "devices", list)
     assert libraries.device_for(tiny_gguf) is None
 
@@ -122,7 +122,7 @@ def test_where_a_device_fails_the_processor_goes_on_if_auto_chose(
     with closing(open_llamacpp(tiny_gguf, 512, settings, failing)) as engine:
         assert "device" not in engine.describe()
         assert "CUDA0" in engine.remark
-    assert said.getvalue().count("runs on the processor") == 1
+    assert said.getvalue().count("runs on the CPU") == 1
     with raises(ModelError, tiny_gguf.name, "--device cpu"):
         settings = EngineSettings(threads=1, device="gpu")
         open_llamacpp(tiny_gguf, 512, settings, failing)

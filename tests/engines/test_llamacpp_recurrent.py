@@ -78,8 +78,8 @@ def test_recurrent_layers_run_in_llama_cpp_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("function", "value", "fault"),
     [
-        ("rollback", 0, "of a family whose states llama.cpp does not roll back"),
-        ("has_window", True, "recurrent layers beside a window of attention"),
+        ("rollback", 0, "of a family whose states llama.cpp cannot roll back"),
+        ("has_window", True, "recurrent layers and an attention window"),
     ],
 )
 def test_states_that_are_not_rolled_back_are_refused_before_any_answer(
@@ -279,7 +279,7 @@ def test_a_model_that_drafts_goes_back_some_calls_and_runs_few_rows(engine: Llam
 def test_more_sequences_than_contexts_change_no_bit(
     engine: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(engine._contexts, "_most", 2)
+    monkeypatch.setattr(engine._contexts, "_max_contexts", 2)
     texts = [random_text(engine, 140, seed) for seed in range(5)]
     expected = [plain(engine, text, 40) for text in texts]
     sequences = [engine.open() for _ in texts]
@@ -359,10 +359,10 @@ def test_contexts_are_as_many_as_their_states_fit(
         state = model.sizes(1).state
     monkeypatch.setattr(engine_module, "_STATE_BYTES", 3 * 16 * state)
     with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)) as engine:
-        assert engine._contexts._most == 3
+        assert engine._contexts._max_contexts == 3
     monkeypatch.setattr(engine_module, "_STATE_BYTES", 0)
     with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)) as engine:
-        assert engine._contexts._most == 1
+        assert engine._contexts._max_contexts == 1
     memory = path.stat().st_size + 8 * state  # half of what a context has
     monkeypatch.setattr(engine_module, "memory_bytes", lambda: memory)
     with raises(ModelError, "MiB", "memory"):

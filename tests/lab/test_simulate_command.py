@@ -92,7 +92,7 @@ def test_a_table_needs_no_model(texts: Path, toy_table: Path):
     [
         ({"drafters": ["suffix+mtp"]}, "needs a model's hidden states or calls"),
         ({"drafters": ["model:other"]}, "cannot be simulated"),
-        ({"drafters": ["table"]}, "no table comes with any"),
+        ({"drafters": ["table"]}, "no table ships with any"),
         ({"cost": "nowhere.json"}, "expected here, zaya, phi-4-mini"),
         ({"cost": "1="}, "expected .*milliseconds by rows"),
         ({"cost": "1=-3"}, "expected .*milliseconds by rows"),

@@ -120,7 +120,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(
     [
         ({"length": [5], "depth": [5]}, "--depth does not go with --length"),
         ({"limit": 3}, "are for --depth"),
-        ({"drafters": ["magic"]}, "no drafter is called 'magic'"),
+        ({"drafters": ["magic"]}, "unknown drafter 'magic'"),
         ({"policies": ["fixed:x"]}, "policy 'fixed:x' has no block"),
         ({"policies": ["fixed:99"]}, "max_block is 99"),
     ],

@@ -93,7 +93,7 @@ def test_the_fingerprint_is_that_of_the_weights_alone(folder: Path):
         ({"source": {"kind": 1}}, r"source\.kind: .*not 1"),
         ({"context_length": 0}, "context_length: .*1, not 0"),
         ({"stop_token_ids": [1, -1]}, r"stop_token_ids\.1: .*not -1"),
-        ({"bos_token_id": None}, "add_bos is true but there is no bos_token_id"),
+        ({"bos_token_id": None}, "add_bos is true but bos_token_id is missing"),
         ({"eos_token": ...}, "eos_token: "),
         ({"files": []}, r"files: .*not \[\]"),
         ({"files": {}}, f"files does not list .*{GGUF_WEIGHTS}"),
@@ -160,7 +160,7 @@ def test_a_gguf_file_that_is_gone_or_not_named_is_an_error(tiny_files: ModelFile
     folder = tmp_path / "m"
     shutil.copytree(tiny_files.folder, folder)
     manifest = json.loads((folder / MANIFEST).read_text())
-    for name, fault in ((str(tmp_path / "moved.gguf"), "moved.gguf is gone"), ("", "no from")):
+    for name, fault in ((str(tmp_path / "moved.gguf"), "moved.gguf is missing"), ("", "no from")):
         manifest["source"]["from"] = name
         if not name:
             del manifest["source"]["from"]

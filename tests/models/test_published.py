@@ -134,10 +134,10 @@ def test_a_drafter_is_announced_fetched_listed_beside_its_model_and_removed(
     hub: FakeHub, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     line = said(capsys, "pull", target).splitlines()[1]
-    way = f"is published: `paceline pull {target} --drafter` fetches it"
+    way = f"is published: `paceline pull {target} --drafter` downloads it"
     assert line == f"a drafter for Cycles (DFlash) {way}"
     assert hub.downloads() == []
-    assert "is here" in said(capsys, "pull", target, "--drafter").splitlines()[1]
+    assert "is installed" in said(capsys, "pull", target, "--drafter").splitlines()[1]
     asked = len(hub.downloads())
     value = json.loads(said(capsys, "pull", target, "--drafter", "--offline", "--json"))
     assert value["drafter"] == {"name": GGUF, "form": "DFlash", "bytes": None, "here": True}
@@ -186,11 +186,11 @@ def of_another_kind(hub: FakeHub, tmp_path: Path, **_: Any) -> None:
 
 FAULTS: list[tuple[Callable[..., None], str]] = [
     (full_disk, "the disk is full"),
-    (offline, f"cannot fetch {GGUF}"),
-    (unknown, "no drafter for"),
+    (offline, f"cannot download {GGUF}"),
+    (unknown, "no published drafter for"),
     (of_another, "it drafts for another model"),
     (truncated, f"is truncated; fetch it again; `paceline rm {GGUF}:Q8_0` removes it"),
-    (of_another_kind, "holds no drafter of the kind dflash"),
+    (of_another_kind, "does not contain a dflash drafter"),
 ]
 
 
@@ -244,7 +244,7 @@ def test_auto_goes_on_without_a_drafter_that_does_not_fit_and_says_so_once(
         for _ in range(2):
             assert model.generate(PROMPT, raw=True, max_tokens=4).drafter == "suffix"
     written = capsys.readouterr().err
-    assert written.count("it drafts for another model") == written.count("goes on without it") == 1
+    assert written.count("it drafts for another model") == written.count("continues without") == 1
 
 
 @pytest.mark.mlx

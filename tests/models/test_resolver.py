@@ -42,14 +42,14 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "said"),
     [
         ("smolm2-135m", f"did you mean {DEFAULT_MODEL}"),
-        ("smollm2", f"names that begin so: {DEFAULT_MODEL} (98.4 MB), smollm2-1.7b"),
+        ("smollm2", f"names with this prefix: {DEFAULT_MODEL} (98.4 MB), smollm2-1.7b"),
         ("", "name is empty"),
         ("gpt-9", DEFAULT_MODEL),
-        ("./nowhere", "no file or folder"),
-        ("model.gguf", "no file or folder"),
+        ("./nowhere", "file or folder ./nowhere not found"),
+        ("model.gguf", "file or folder model.gguf not found"),
         (f"{DEFAULT_MODEL}@int8", "owner/name:Q8_0"),
-        (f"{DEFAULT_MODEL}@mlx", "no form for the engine mlx; expected a Hugging Face checkpoint"),
-        ("/no/such/folder@mlx", "no form for the engine mlx"),
+        (f"{DEFAULT_MODEL}@mlx", "no version for the engine mlx; expected a Hugging Face"),
+        ("/no/such/folder@mlx", "no version for the engine mlx"),
     ],
 )
 def test_a_name_that_means_nothing_is_told_what_would(name: str, said: str, tmp_path: Path):
@@ -161,5 +161,5 @@ def test_a_file_that_was_used_by_its_path_is_suggested(name: str, tiny_gguf: Pat
     path = tmp_path / "first.gguf"
     path.write_bytes(tiny_gguf.read_bytes())
     resolve(str(path), tmp_path / "cache")
-    with raises(ModelNotFound, f"no model is called {name!r}; did you mean {path}?"):
+    with raises(ModelNotFound, f"unknown model {name!r}; did you mean {path}?"):
         resolve(name, tmp_path / "cache")

@@ -75,7 +75,7 @@ def test_a_drafter_is_the_file_of_a_repository_that_its_name_means(
     fake.asked.clear()
     assert resolve_drafter(NAME, gguf=True) == path
     assert fake.asked == []
-    with raises(ModelNotFound, "no drafter"):
+    with raises(ModelNotFound, "drafter head not found"):
         resolve_drafter("head", gguf=True)
 
 
@@ -152,8 +152,8 @@ def test_a_tag_that_takes_another_file_is_said(fake: FakeHub, tiny_gguf: Path, t
     name = "owner/tiny-GGUF:Compact"
     files = {"tiny-I-Compact.gguf": tiny_gguf.read_bytes()}
     fake.repositories["owner/tiny-GGUF"] = FakeRepository(files)
-    notice = f"{name} is taken for tiny-I-Compact.gguf"
-    hint = f"; `paceline pull {name}` looks for a closer one"
+    notice = f"{name} is interpreted as tiny-I-Compact.gguf"
+    hint = f"; `paceline pull {name}` looks for a closer match"
     exact = name.replace("Compact", "I-Compact")
     cache = tmp_path / "cache"
     for find, meant, expected in (
@@ -163,6 +163,6 @@ def test_a_tag_that_takes_another_file_is_said(fake: FakeHub, tiny_gguf: Path, t
     ):
         heard = StringIO()
         find(meant, cache, Progress(heard))
-        assert [line for line in heard.getvalue().splitlines(True) if " is taken " in line] == [
+        assert [line for line in heard.getvalue().splitlines(True) if " interpreted " in line] == [
             *filter(None, [expected])
         ]

@@ -53,7 +53,7 @@ def test_nothing_is_said_to_be_measured_before_an_answer(tiny_gguf: Path, cache:
         ({"cache_tokens": 0}, "cache_tokens is 0"),
         ({"threads": 0}, "threads is 0"),
         ({"generation_config": "vllm"}, "generation_config is 'vllm'"),
-        ({"engine": "magic"}, "no engine is called 'magic'; expected auto, llamacpp"),
+        ({"engine": "magic"}, "unknown engine 'magic'; expected auto, llamacpp"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(

@@ -30,7 +30,7 @@ class _DraftAhead:
     """The proposal that follows it, and when it was made, in seconds of `perf_counter`."""
 
     def rest(self, context: Sequence[int]) -> Proposal | None:
-        """The part of the next proposal after `context`; None if the assumption was wrong."""
+        """Return the part of the next proposal after `context`, or None if the guess failed."""
         asked = perf_counter()
         end = self.start + len(self.draft)
         if len(context) <= end or tuple(context[self.start : end]) != self.draft:
@@ -73,14 +73,14 @@ class AheadDrafter(Drafter):
         if self._ahead is not None and not self._ahead.next.done():
             return
         assumed = [*context, *draft]
-        # One more than is verified: the first is the drafted bonus token.
+        # One more token than is verified: the first is the drafted bonus token.
         proposal = self._worker.submit(self._timed, assumed, self._limit + 1)
         self._ahead = _DraftAhead(len(context), tuple(draft), proposal)
         self._accepted = False
 
     def observe(self, computed: ComputedBlock) -> None:
         self._accepted = computed.accepted_rows == len(computed.tokens)
-        # Its rows are the engine's memory, or on a device that another thread cannot read.
+        # The rows are engine memory, or on a device that another thread cannot read.
         taps = {name: np.array(computed.taps[name]) for name in computed.taps}
         self._worker.submit(self._inner.observe, replace(computed, taps=taps))
 

@@ -22,7 +22,7 @@ class DraftSampler:
     """
 
     def __init__(self, sampling: Sampling, prompt_length: int, vocab_size: int) -> None:
-        """Sample as `sampling` says, from rows of `vocab_size` logits."""
+        """Sample with the settings of `sampling`, from rows of `vocab_size` logits."""
         bias = {token: value for token, value in sampling.logit_bias.items() if token < vocab_size}
         self._sampling = replace(sampling, logit_bias=bias)
         self._prompt_length, self._vocab_size = prompt_length, vocab_size
@@ -30,7 +30,7 @@ class DraftSampler:
         self._sampler = self._new(())
 
     def follow(self, context: Sequence[int]) -> None:
-        """Count `context`, the prompt and the answer so far, for the penalties."""
+        """Count `context`, the prompt and the output so far, for the penalties."""
         if not self._sampling.counts_tokens:
             return
         known = common_prefix_length(self._counted, context)
@@ -42,7 +42,7 @@ class DraftSampler:
         self._counted = list(context)
 
     def following(self, context: Sequence[int]) -> "DraftSampler | None":
-        """Itself after `follow`; None if every pick is the argmax: a network does that itself."""
+        """Return itself after `follow`, or None if all picks are argmax (left to the network)."""
         if self._sampler.picks_argmax:
             return None
         self.follow(context)
@@ -54,12 +54,12 @@ class DraftSampler:
         position: int,
         tokens: npt.NDArray[np.int64] | None = None,
     ) -> tuple[int, float]:
-        """A draft token and the estimate of its acceptance; see `Sampler.pick_draft`.
+        """Return a draft token and its estimated acceptance; see `Sampler.pick_draft`.
 
         Args:
             logits: [n] float32.
             position: of the token.
-            tokens: the token of each logit, [n]; None: of each token of the vocabulary, in order.
+            tokens: the token of each logit, [n]; None: the vocabulary, in order.
         """
         if tokens is not None:
             row = np.full(self._vocab_size, -np.inf, np.float32)
@@ -70,7 +70,7 @@ class DraftSampler:
     def pick_rows(
         self, logits: npt.NDArray[np.float32], position: int
     ) -> tuple[list[int], list[float]]:
-        """`pick` for rows [r, vocab] at positions from `position` on: tokens and estimates."""
+        """Pick from rows [r, vocab] at `position` and later; return tokens and their estimates."""
         picked = [self.pick(row, position + at) for at, row in enumerate(logits)]
         return [token for token, _ in picked], [chance for _, chance in picked]
 

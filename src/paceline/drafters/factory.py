@@ -1,7 +1,7 @@
-"""A drafter's name, such as `suffix+table` or `ngram:min=2,max=4`, and the drafters made of it.
+"""Parses drafter specs, such as `suffix+table` or `ngram:min=2,max=4`, and creates drafters.
 
-`DrafterSpec.parse` is called where text comes in (options, commands, requests); everything else
-uses the object. Drafters that read hidden states are of other packages (`heads.py`).
+`DrafterSpec.parse` is called where text enters (options, commands, requests); all other code uses
+the object. Drafters that read hidden states are in other packages (`heads.py`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,10 +25,10 @@ from paceline.errors import InvalidRequest, did_you_mean
 from paceline.storage.coreml import is_core_ml
 
 _BEST = ("table", "kept")
-"""Kinds of `auto` after `suffix`, as far as the target has them; heads inside it follow."""
+"""Kinds that `auto` uses after `suffix`, if the target has them; built-in heads follow."""
 
 MAX_PARTS = 8
-"""Maximum drafters of a request: each indexes the whole context."""
+"""Maximum drafters per request: each indexes the whole context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class DrafterPart:
     argument: str = ""
     """The text after the colon."""
     name: str = ""
-    """Its folder or model; empty: the drafter shipped with the target."""
+    """Folder or model; empty: the drafter shipped with the target."""
     options: Mapping[str, int] = field(default_factory=dict)
     ahead: bool = False
-    """Whether it drafts while the target verifies."""
+    """True if it drafts while the target verifies."""
 
     def __str__(self) -> str:
         text = f"{self.kind}:{self.argument}" if self.argument else self.kind
@@ -52,7 +52,7 @@ class DrafterPart:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """Drafters in the order in which they are asked; without parts plain decoding, or `auto`."""
+    """Drafters in priority order; without parts: plain decoding, or `auto`."""
 
     parts: tuple[DrafterPart, ...] = ()
     auto: bool = False
@@ -63,9 +63,9 @@ class DrafterSpec:
         """Parse `none`, `auto`, or up to 8 different parts joined by `+`.
 
         The parts: `ngram[:min=,max=,length=]`, `suffix[:earlier]` (also searches earlier answers of
-        the process), `table[:FOLDER]`, `kept` (the target's earlier answers that were kept; nothing
-        if none were), `model:NAME` (a smaller model), `prediction`, and heads,
-        `KIND[:FOLDER][,OPTION=...]`, without a folder those that come with the target;
+        the process), `table[:FOLDER]`, `kept` (the target's answer history; no drafts if it is
+        empty), `model:NAME` (a smaller model), `prediction`, and heads,
+        `KIND[:FOLDER][,OPTION=...]`, where the default folder is the one shipped with the target;
         `ahead:model:NAME` and `ahead:dflash:FOLDER` draft while the target verifies. Raises
         InvalidRequest for an unknown drafter, option or value, whatever the target.
         """
@@ -82,7 +82,7 @@ class DrafterSpec:
         return cls(tuple(map(_part, parts)))
 
     def __str__(self) -> str:
-        """The text that `parse` reads."""
+        """Return the text that `parse` reads."""
         return "auto" if self.auto else "+".join(map(str, self.parts)) or "none"
 
     @property
@@ -94,7 +94,7 @@ class DrafterSpec:
 
     @property
     def uses_earlier_answers(self) -> bool:
-        """Whether a drafter searches earlier answers, so that this one has to be kept."""
+        """True if a drafter searches earlier answers, so that this one must be saved."""
         return any((part.kind, part.argument) == ("suffix", "earlier") for part in self.parts)
 
     @property
@@ -104,12 +104,12 @@ class DrafterSpec:
         return str(replace(self, parts=tuple(parts)))
 
     def resolve(self, shipped: Collection[str], *, prediction: bool = False) -> "DrafterSpec":
-        """Replace `auto` by the best drafters for the target.
+        """Replace `auto` with the best drafters for the target.
 
         Args:
-            shipped: kinds of drafters shipped with the target, or inside it; `kept` if answers
-                of it are kept; names of published ones, as `parse` reads them.
-            prediction: whether the answer has a prediction. Its drafter goes first if the spec
+            shipped: kinds of drafters shipped with the target, or inside it; `kept` if it has an
+                answer history; names of published ones, as `parse` reads them.
+            prediction: True if the request has a prediction. Its drafter goes first if the spec
                 does not name it.
         """
         if self.none:
@@ -167,7 +167,7 @@ class RequestContext:
 
 
 def shipped(model: str, files: Path | None = None, engine: str = "none") -> dict[str, Path]:
-    """Kind of drafter -> where it is, of those that come with a model.
+    """Map the kinds of drafters that ship with a model to their paths.
 
     Args:
         model: its name; a path has none shipped for it.
@@ -204,7 +204,7 @@ def create(
 
 
 def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
-    """Layers of the target whose hidden states the drafters of `spec` need, ascending.
+    """Return the target's layers whose hidden states the drafters of `spec` need, ascending.
 
     Raises what `create` raises.
     """
@@ -218,7 +218,7 @@ def taps(spec: str | DrafterSpec, shared: DrafterResources) -> tuple[int, ...]:
 
 
 def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
-    """KV slots of the smallest open draft model of `spec`; None: there is none."""
+    """Return the KV slots of the smallest open draft model of `spec`, or None without one."""
     ahead = shared.ahead.models if shared.ahead else {}
     parts = (part for part in DrafterSpec.parse(spec).parts if part.kind == "model")
     found = ((ahead if part.ahead else shared.models).get(part.name) for part in parts)
@@ -227,7 +227,7 @@ def slots(spec: str | DrafterSpec, shared: DrafterResources) -> int | None:
 
 def _parts(spec: str | DrafterSpec) -> tuple[DrafterPart, ...]:
     spec = DrafterSpec.parse(spec)
-    assert not spec.auto, "auto stands for drafters of a model: resolve it first"
+    assert not spec.auto, "auto has to be resolved first"
     return spec.parts
 
 
@@ -253,8 +253,8 @@ def _part(text: str) -> DrafterPart:
         return _head_part(kind, argument, engines[kind])
     names = drafter_names()
     raise InvalidRequest(
-        f"no drafter is called {kind[:40]!r}; {did_you_mean(kind[:40], names)}"
-        f"expected none, auto, or {', '.join(names[2:])} joined by +, which is in no path"
+        f"unknown drafter {kind[:40]!r}; {did_you_mean(kind[:40], names)}"
+        f"expected none, auto, or {', '.join(names[2:])}, joined by + (no path may contain +)"
     )
 
 
@@ -284,7 +284,7 @@ def _named_part(kind: str, argument: str) -> DrafterPart:
     if kind == "ahead" and argument.partition(":")[0] not in ("model", "dflash"):
         raise InvalidRequest(
             f"{argument or 'nothing'} cannot draft ahead; expected ahead:model:NAME or "
-            "ahead:dflash:FOLDER, because the others take no time, or need what the target is "
+            "ahead:dflash:FOLDER: other drafters take no time, or need states that the target is "
             "still computing"
         )
     part = _part(argument) if kind == "ahead" else DrafterPart(kind, argument, argument)
@@ -308,7 +308,7 @@ def _options(name: str, argument: str, option_names: tuple[str, ...]) -> dict[st
         if key not in option_names or key in options:
             raise InvalidRequest(
                 f"drafter {name} has no option {key!r}; expected {', '.join(option_names)}, "
-                "each once, after a comma, which is in no path"
+                "each once, after a comma (no path may contain a comma)"
             )
         try:
             options[key] = int(value)
@@ -383,13 +383,13 @@ def _kind(part: DrafterPart, shared: DrafterResources) -> heads.HeadKind:
         engine = "coreml"  # on a device of its own
     elif part.ahead:
         raise InvalidRequest(
-            f"{part.name} runs where its target does, and cannot draft ahead; expected a folder "
+            f"{part.name} runs where its target does and cannot draft ahead; expected a folder "
             "that `paceline convert DRAFTER --to coreml --target MODEL` made"
         )
     elif engine not in engines:
         raise InvalidRequest(
             f"the drafter {part.kind} runs with the engine {' or '.join(engines)}, and "
-            f"{shared.target} with {engine}; leave it out, or take a model for that engine"
+            f"{shared.target} with {engine}; remove it, or use a model for that engine"
         )
     kind = heads.load_kind(engine, part.kind)
     for option in part.options.keys() - kind.options.keys():
@@ -404,9 +404,9 @@ def _folder(part: DrafterPart, shared: DrafterResources) -> Path:
     if part.name:
         return shared.find(part.name)
     if part.kind not in shared.shipped:
-        way = "make one with `paceline learn`" if part.kind == "table" else "take a published one"
+        way = "make one with `paceline learn`" if part.kind == "table" else "use a published one"
         raise InvalidRequest(
-            f"no {part.kind} comes with {shared.target}; {way} and name its path or repository: "
+            f"no {part.kind} ships with {shared.target}; {way} and name its path or repository: "
             f"{part.kind}:NAME"
         )
     return shared.shipped[part.kind]

@@ -11,7 +11,7 @@ from typing import TypeVar
 from paceline.decoding.types import ComputedBlock, Drafter, Proposal
 
 Fault = Callable[[str, Exception], None]
-"""Called with the drafter's name and the exception when a drafter is silenced."""
+"""Called with the drafter's name and the exception when a drafter is disabled."""
 
 _SECONDS = 1.0
 """Time limit of a call to a drafter."""
@@ -24,19 +24,19 @@ class TooSlow(Exception):
 
 
 class GuardedDrafter(Drafter):
-    """Passes calls to `inner` until it fails; abstains from then on."""
+    """Passes calls to `inner` until it fails, and abstains afterwards."""
 
     def __init__(self, inner: Drafter, fault: Fault, *, seconds: float = _SECONDS) -> None:
         """Guard a drafter of one request.
 
         Args:
             inner: the drafter.
-            fault: called once, when `inner` is silenced.
+            fault: called once, when `inner` is disabled.
             seconds: time limit of a call; the result of the first call over it is still used.
         """
         self.name = inner.name
         self.silenced = False
-        """Whether `inner` has failed: its state of the sequence may be wrong."""
+        """True if `inner` has failed: its state for the sequence may be wrong."""
         self._inner, self._seconds, self._fault = inner, seconds, fault
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:

@@ -1,8 +1,8 @@
 """Heads: drafters with a network that reads the target's hidden states.
 
-A head runs where its target does, so the package of an engine has them: it names each as an entry
-point `ENGINE.KIND` of the group `paceline.drafters`, and `--drafter KIND:FOLDER` names it here.
-Independent of what a head computes; those of other engines are not imported.
+A head runs where its target does, so each engine's package has its own: an entry point
+`ENGINE.KIND` in the group `paceline.drafters`, selected with `--drafter KIND:FOLDER`. Independent
+of a head's computation; heads of other engines are not imported.
 """
 
 from abc import abstractmethod
@@ -21,29 +21,29 @@ from paceline.storage.files import read_json
 from paceline.storage.gguf_file import read_gguf
 
 _PRIOR = 1e-3
-"""Seconds of a draft before one was timed: so few that a head is asked."""
+"""Seconds per draft before one was timed: short enough that a head is tried."""
 
 _WEIGHT = 0.2
 """Weight of the newest draft in the mean of their seconds."""
 
 MIN_CHANCE = 0.15
-"""A chain ends where all its drafts are right with less than this probability by its own
-estimate: one more row of the target costs about a tenth of a call."""
+"""A chain ends when its estimated probability that all its drafts are right falls below this: one
+more row of the target costs about a tenth of a forward pass."""
 
-_MOST_READ = 32
-"""Rows of the text that a draft may read before it, and still cost what drafts do: a prompt's are
-read once, and would make a head too dear to be asked again in its answer."""
+_MAX_READ = 32
+"""Most rows of text that a draft may read and still be timed. A prompt is read only once, and would
+make a head seem too slow to use in the response."""
 
 
 class HeadCache(Protocol):
-    """A head's own KV of one sequence."""
+    """A head's own KV for one sequence."""
 
     def copy(self, position: int) -> Self:
-        """An independent copy of what is before this position."""
+        """Return an independent copy of the tokens before this position."""
         ...
 
     def truncate(self, position: int) -> None:
-        """Drop what depends on the tokens from this position on."""
+        """Drop everything that depends on tokens at or after this position."""
         ...
 
 
@@ -54,36 +54,36 @@ class OpenHead(Protocol):
     """Layers of the target whose hidden states it reads."""
 
     def new_cache(self) -> HeadCache:
-        """An empty cache for a sequence."""
+        """Return an empty cache for a sequence."""
         ...
 
     def drafter(self, cache: Any, sampling: Sampling, prompt_length: int) -> Drafter:
-        """The drafter of one request; `cache` may have earlier tokens of its sequence."""
+        """Create the drafter of one request; `cache` may have earlier tokens of its sequence."""
         ...
 
 
 class Sizes(NamedTuple):
-    """Sizes of a target, by which a drafter is known to be one of its own."""
+    """A target's sizes, which identify the drafters that fit it."""
 
     architecture: str
     layers: int
-    """Without those that draft."""
+    """Layers, without those that draft."""
     width: int
     vocabulary: int
 
 
 class HeadFacts(NamedTuple):
-    """What a head's files say of it."""
+    """Facts from a head's files."""
 
     kind: str
     """The drafter that runs it, as in `KIND:FOLDER`."""
     form: str
     """Name of its architecture."""
     hidden_size: int
-    """Of its target, as what follows."""
+    """The target's hidden size; the fields below are also the target's."""
     vocab_size: int
     layers: int | None
-    """None: its files do not say."""
+    """None if the files do not specify it."""
 
 
 def check_fits(folder: Path, head: HeadFacts, target: Sizes) -> None:
@@ -103,17 +103,17 @@ def check_fits(folder: Path, head: HeadFacts, target: Sizes) -> None:
 
 
 class HeadKind(Protocol):
-    """What an entry point names: the heads of one kind, for the targets of one engine."""
+    """An entry point's object: heads of one kind, for the targets of one engine."""
 
     options: Mapping[str, Sequence[int]]
     """Option -> its values; empty: 1 or more."""
 
     def is_inside(self, target: Path) -> bool:
-        """Whether a target's own files have such a head, which `auto` may take."""
+        """Return whether a target's own files have such a head, which `auto` may use."""
         ...
 
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
-        """See `OpenHead.taps`; reads the config alone. Raises ModelError."""
+        """Return `OpenHead.taps`, read from the config alone. Raises ModelError."""
         ...
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
@@ -121,20 +121,20 @@ class HeadKind(Protocol):
         ...
 
     def facts(self, folder: Path) -> HeadFacts | None:
-        """None: it is no such head. Raises ModelError for one that is faulty."""
+        """Return the head's facts, or None for other folders. Raises ModelError if it is faulty."""
         ...
 
 
 class DraftCost:
-    """Seconds of a head's draft, a running mean."""
+    """The running mean of a head's seconds per draft."""
 
     def __init__(self) -> None:
         self.seconds = _PRIOR
         self._drafts = 0
 
     def observe(self, seconds: float, read: int) -> None:
-        """Learn from a draft that read `read` rows; the first, which may compile, is left out."""
-        if read > _MOST_READ:
+        """Record a draft that read `read` rows; the first, which may compile, is left out."""
+        if read > _MAX_READ:
             return
         if self._drafts == 1:
             self.seconds = seconds
@@ -147,7 +147,7 @@ class HeadDrafter(Drafter):
     """Drafts for one request. All requests to a target share the network."""
 
     def __init__(self, network: Any, cache: Any, sampling: Sampling, prompt_length: int) -> None:
-        """Draft with `network`, as `sampling` picks after a prompt.
+        """Draft with `network`, and pick as `sampling` does after a prompt.
 
         `cache` may have earlier tokens of the sequence.
         """
@@ -160,7 +160,7 @@ class HeadDrafter(Drafter):
 
     @abstractmethod
     def drafts(self, context: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Tokens after `context`, and their probabilities; none without its hidden states."""
+        """Return draft tokens and their probabilities; none without the context's hidden states."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         if self._drafted_at != len(context):
@@ -180,7 +180,7 @@ class HeadDrafter(Drafter):
     def _timed(
         self, chances: DeferredRows[float], started: float, rows: int
     ) -> DeferredRows[float]:
-        """The same probabilities, which `auto` reads before verification; a read is timed."""
+        """Time the first read of the probabilities, which `auto` makes before verification."""
 
         def read() -> Sequence[float]:
             values = list(chances)
@@ -191,13 +191,13 @@ class HeadDrafter(Drafter):
 
 
 class DraftKV(dict[str, HeadCache]):
-    """Caches of one sequence's heads, by the text of their part of a spec.
+    """Caches of one sequence's heads, keyed by their spec.
 
     Kept with the sequence, and truncated with it.
     """
 
     def copy_prefix(self, length: int) -> "DraftKV":
-        """A copy of the first `length` tokens."""
+        """Return a copy of the first `length` tokens."""
         return DraftKV({key: cache.copy(length) for key, cache in self.items()})
 
     def truncate(self, length: int) -> None:
@@ -207,7 +207,7 @@ class DraftKV(dict[str, HeadCache]):
 
 
 def engines_by_kind() -> dict[str, list[str]]:
-    """Kind of head -> the engines whose targets it drafts for."""
+    """Map each kind of head to the engines whose targets it drafts for."""
     engines: dict[str, list[str]] = {}
     for name in plugins.names(plugins.DRAFTERS):
         engine, _, kind = name.partition(".")
@@ -222,13 +222,13 @@ def load_kind(engine: str, kind: str) -> HeadKind:
 
 
 def inside(target: Path, engine: str) -> list[str]:
-    """Kinds of the heads inside a target's own files."""
+    """Return the kinds of the heads inside a target's own files."""
     kinds = [kind for kind, engines in engines_by_kind().items() if engine in engines]
     return [kind for kind in kinds if load_kind(engine, kind).is_inside(target)]
 
 
 def read_facts(folder: Path) -> HeadFacts | None:
-    """What the head in a folder is; None: it has none. Raises ModelError for a faulty one."""
+    """Return the facts of the head in a folder, or None. Raises ModelError if it is faulty."""
     found = (
         load_kind(engine, kind).facts(folder)
         for kind, engines in engines_by_kind().items()
@@ -238,9 +238,9 @@ def read_facts(folder: Path) -> HeadFacts | None:
 
 
 def sizes_of(path: Path) -> tuple[Sizes, str]:
-    """Sizes of a GGUF file or a checkpoint's folder, and what its files call the model.
+    """Return the sizes of a GGUF file or checkpoint folder, and the model's name in its files.
 
-    Raises ModelError if they do not say.
+    Raises ModelError if the files lack a size.
     """
     if path.is_dir():
         config = read_json(path / "config.json")
@@ -272,7 +272,7 @@ def _of_gguf(path: Path, _changed: int, _bytes: int) -> tuple[Sizes, str]:
 def _sizes(path: Path, family: object, *counts: object) -> Sizes:
     if not isinstance(family, str) or not all(isinstance(n, int) and n > 0 for n in counts):
         raise ModelError(
-            f"{path} is {family!r} of {', '.join(map(str, counts))} layers, width and tokens; "
-            "expected a name and numbers: fetch it again"
+            f"{path} is {family!r} with {', '.join(map(str, counts))} layers, width and tokens; "
+            "expected a name and numbers: download it again"
         )
     return Sizes(family, *counts)  # type: ignore[arg-type]

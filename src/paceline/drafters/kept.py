@@ -1,8 +1,8 @@
-"""Drafts from the target's earlier answers, which are kept on this machine.
+"""Drafts from the target's answer history, saved on this machine.
 
-Two forms of the same answers: a table of successors (`table.py`) for text of the same kind, and the
-text itself, where eight tokens in a row that occurred before are continued as they were then.
-`runtime/kept.py` keeps the answers and has them counted; here they are looked up.
+Two forms of the same answers: a table of successors (`table.py`) for similar text, and the text
+itself: where eight consecutive tokens have occurred before, the same continuation is proposed.
+`runtime/kept.py` saves the answers and has them counted; this module looks them up.
 """
 
 from bisect import bisect_left
@@ -31,16 +31,16 @@ from paceline.storage.validation import Count
 KIND = "paceline kept counts"
 
 MATCH = 8
-"""Tokens in a row that are looked up in the text (docs/decisions/kept-answers.md)."""
+"""Consecutive tokens looked up in the text (docs/decisions/kept-answers.md)."""
 
 _LONGEST = 24
-"""Longer matches are no better evidence: the policy has one estimate for them."""
+"""Longer matches are not better evidence: the policy has one estimate for all of them."""
 
 _FIRST = 1000
-"""Tokens from which answers are counted for the first time."""
+"""Answers are first counted when they have this many tokens."""
 
 _GROWTH = 8
-"""They are counted again when 1 / this of them is new: counting takes microseconds a token."""
+"""Answers are recounted when 1 / this of them is new: counting takes microseconds per token."""
 
 _COLUMNS = {
     "keys": "uint32",
@@ -57,7 +57,7 @@ class KeptFacts:
     """Facts in the header of a file of counts."""
 
     fingerprint: str
-    """Of the target's weights."""
+    """Fingerprint of the target's weights."""
     vocab_size: Count
     log_bytes: Count
     """Size of the file of answers that was counted."""
@@ -74,7 +74,7 @@ class KeptText:
     """Counted answers, in memory or as memory maps; one serves all requests of a process."""
 
     def __init__(self, columns: dict[str, Any], vocab_size: int) -> None:
-        """Look up in these columns; `count` and `open` make them."""
+        """Look up in these columns, made by `count` or `open`."""
         self._columns, self._end = columns, vocab_size
         self.table = Table(
             TableColumns(columns["keys"], columns["successors"], columns["probabilities"])
@@ -115,7 +115,7 @@ class KeptText:
     def open(cls, path: Path, fingerprint: str, vocab_size: int) -> tuple["KeptText", KeptFacts]:
         """Open a file that `write` wrote.
 
-        Raises ModelError if it is of another model, another version, or damaged so that a draft
+        Raises ModelError if it belongs to another model or version, or is damaged so that a draft
         could have a token that the target lacks.
         """
         facts, columns = read_columns(path, KIND, KeptFacts)
@@ -142,12 +142,12 @@ class KeptText:
         return cls(columns, vocab_size), facts
 
     def write(self, path: Path, facts: KeptFacts) -> None:
-        """Write all of it to one file. Raises OSError."""
+        """Write all columns to one file. Raises OSError."""
         facts_by_name = {name: getattr(facts, name) for name in KeptFacts.__slots__}
         write_columns(path, KIND, facts_by_name, self._columns)
 
     def match(self, context: Sequence[int]) -> Match | None:
-        """The latest place in the text where the last `MATCH` tokens of `context` occur."""
+        """Return the latest place in the text where the last `MATCH` tokens of `context` occur."""
         if len(context) < MATCH:
             return None
         key = keys_of(context[-MATCH:], MATCH)[-1]
@@ -160,21 +160,21 @@ class KeptText:
             if self._text[next_at - back] != context[-back]:
                 break
             length = back
-        return Match(length, next_at) if length >= MATCH else None  # else the hash was the same
+        return Match(length, next_at) if length >= MATCH else None  # else hashes collided
 
     def continuation(self, match: Match, limit: int) -> list[int]:
-        """Up to `limit` tokens that followed a match; none if the answer ended there."""
+        """Return up to `limit` tokens that followed a match; none if the answer ended there."""
         tokens: list[int] = self._text[match.next_at : match.next_at + limit].tolist()
         return tokens[: tokens.index(self._end)] if self._end in tokens else tokens
 
 
 class KeptDrafter(Drafter):
-    """Proposes what followed the same eight tokens, else the most frequent successors."""
+    """Proposes the text that followed the same eight tokens, or the most frequent successors."""
 
     name = "kept"
 
     def __init__(self, kept: KeptText | None) -> None:
-        """Draft from `kept`; None: nothing is kept yet, and nothing is proposed."""
+        """Draft from `kept`; with None, nothing is saved yet and nothing is proposed."""
         self._kept = kept
         self._table = None if kept is None else TableDrafter(kept.table, self.name)
 
@@ -189,5 +189,5 @@ class KeptDrafter(Drafter):
 
 
 def due(tokens: float, counted: float) -> bool:
-    """Whether answers of this many tokens are counted again, if `counted` of them were."""
+    """Return whether `tokens` tokens of answers must be recounted, given the `counted` ones."""
     return tokens - counted >= max(_FIRST, counted / _GROWTH)

@@ -1,7 +1,7 @@
 """Drafts with a smaller model of the same vocabulary, token by token.
 
-Its KV follows the text: rejected tokens are rolled back, accepted ones are there already. A draft
-ends when its acceptance is too unlikely to pay for another call of the draft model.
+Its KV follows the text: rejected tokens are rolled back, accepted ones are already there. A draft
+ends when its acceptance is too unlikely to justify another forward pass of the draft model.
 
 A long text is prefilled one chunk per step, and the drafter abstains if its KV cache is full, so
 that it never holds up the target or the other requests of the batch.
@@ -32,12 +32,12 @@ class DraftModel:
     engine: Any
     """`engines.base.Engine`, which drafters do not import."""
     cost: CostTable
-    """Measured seconds of its calls."""
+    """Measured seconds of its forward passes."""
     min_probability: float
-    """A draft grows while P(all of it is accepted) is at least this: the cost of a draft call over
-    that of a target call."""
+    """A draft grows while P(all of it is accepted) is at least this: the draft model's forward-pass
+    cost divided by the target's."""
     slots: int = 0
-    """Slots of its KV cache, for all requests together."""
+    """Slots of its KV cache, shared by all requests."""
 
 
 class ModelDrafter(Drafter):
@@ -48,13 +48,13 @@ class ModelDrafter(Drafter):
     def __init__(
         self, model: DraftModel, sampling: Sampling | None = None, prompt_length: int = 0
     ) -> None:
-        """Draft with `model`, as `sampling` picks after a prompt; `close` frees its slots."""
+        """Draft with `model` and pick as `sampling` does; `close` frees its slots."""
         self._model = model
         self._sampler = DraftSampler(sampling or Sampling(), prompt_length, model.engine.vocab_size)
         self._sequence = model.engine.open()
         self._held: list[int] = []  # tokens whose KV the sequence holds
         self._length = 1.0  # running mean of tokens per draft
-        self._prefilling = False  # whether its KV does not reach the end of the text yet
+        self._prefilling = False  # True while its KV does not reach the end of the text
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         # Each draft token but the last takes a slot.
@@ -85,9 +85,9 @@ class ModelDrafter(Drafter):
         return Proposal(tokens, self.name, 0, probabilities)
 
     def cost(self, limit: int) -> float:
-        """Seconds of one call per token of a draft of mean length.
+        """Return the seconds of one forward pass per token of a draft of mean length.
 
-        0.0 during the prefill of a long text: that is due whenever it is asked.
+        Returns 0.0 while a long text is prefilled, which has to be done in any case.
         """
         if self._prefilling:
             return 0.0
@@ -97,9 +97,9 @@ class ModelDrafter(Drafter):
         self._sequence.close()
 
     def _catch_up(self, context: Sequence[int]) -> Logits | None:
-        """Extend the KV towards the end of `context` by at most a chunk; the logits of the end.
+        """Extend the KV by at most a chunk towards the end of `context`; return the last logits.
 
-        None if it was not reached: the next step continues from there.
+        Returns None if the end was not reached: the next step continues from there.
         """
         held = common_prefix_length(self._held[: len(context) - 1], context)
         self._sequence.rewind(held)

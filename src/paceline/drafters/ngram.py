@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from paceline.decoding.types import Drafter, Proposal
 
 MAX_MATCH = 16
-"""Upper bound of `max_match`: a token of the context adds that many index entries."""
+"""Upper bound of `max_match`: each token of the context adds that many index entries."""
 
 MAX_LENGTH = 64
 """Upper bound of `length`; no block is longer."""
@@ -44,7 +44,7 @@ class NgramDrafter(Drafter):
         self._indexed = 0
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        # Maps an n-gram to the start of its continuation: the last n-gram has none yet.
+        # Maps an n-gram to the start of its continuation; the last n-gram does not have one yet.
         for end in range(max(self._indexed, 1), len(context)):
             for size in self._sizes:
                 if size <= end:

@@ -1,7 +1,7 @@
-"""Drafts from the caller's prediction of the answer, e.g. a file that is to be edited.
+"""Drafts from the caller's prediction of the response, e.g. a file to be edited.
 
-OpenAI's predicted outputs. Follows the prediction from its start; where the answer diverges, it
-searches the position at which the two agree again.
+OpenAI's predicted outputs. The drafter follows the prediction from its start; where the response
+diverges, it searches for the position where the two agree again.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from paceline.decoding.types import Drafter, Proposal, common_prefix_length
 
 _INITIAL_MATCH = 16
-"""Match length of the prediction before the answer has begun."""
+"""Match length of the prediction before the response has begun."""
 
 _MAX_COMPARED = 8
-"""Tokens that are compared to choose between positions to continue from."""
+"""Maximum tokens compared to choose between positions to continue from."""
 
 _MAX_POSITIONS = 64
 """Positions indexed per token pair: a prediction that repeats one token has too many."""
@@ -38,7 +38,7 @@ class PredictionDrafter(Drafter):
                 positions.append(at)
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        """The next tokens of the prediction; none if the answer has diverged from it."""
+        """Propose the next tokens of the prediction; none if the response has diverged from it."""
         for at in range(self._seen, len(context)):
             self._follow(context, at)
         self._seen = len(context)
@@ -60,7 +60,7 @@ class PredictionDrafter(Drafter):
                 self._at, self._match = position, match
 
     def _match_length(self, context: Sequence[int], end: int, position: int) -> int:
-        """Tokens before `end` and before `position` that agree, at most `_MAX_COMPARED`."""
+        """Count the tokens before `end` and `position` that agree, at most `_MAX_COMPARED`."""
         compared = min(_MAX_COMPARED, end, position)
         return common_prefix_length(
             context[end - compared : end][::-1],

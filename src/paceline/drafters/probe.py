@@ -50,6 +50,6 @@ class Probe(Drafter):
             self._start = -1
 
     def count(self, context: Sequence[int]) -> dict[str, int]:
-        """Steps, drafted and accepted of the whole text, which has ended."""
+        """Return steps, drafted and accepted tokens of the whole text, which has ended."""
         self.count_open(context, ended=True)
         return {"steps": self.steps, "drafted": self.drafted, "accepted": self.accepted}

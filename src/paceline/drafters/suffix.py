@@ -3,10 +3,10 @@
 Like n-gram lookup without a maximum n. It searches this request's prompt and answer and, with an
 `AnswerHistory`, earlier answers of the process (SuffixDecoding, arXiv 2411.04975).
 
-The index is a suffix automaton that grows token by token and keeps every substring's latest
-position. It finds the longest suffix that occurs earlier in constant time, and takes amortised
-constant time per token to build (Blumer et al. 1985). Each state is a set of substrings that end at
-the same positions; `link` leads to the set of the next shorter suffixes.
+The index is a suffix automaton that grows token by token and stores every substring's latest
+position. It finds the longest suffix that occurs earlier in constant time, and is built in
+amortized constant time per token (Blumer et al. 1985). Each state is a set of substrings that end
+at the same positions; `link` leads to the set of the next shorter suffixes.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class SuffixAutomaton:
         self.text.append(token)
 
     def longest_repeat(self) -> Match | None:
-        """The longest suffix of the text that occurs earlier, at its latest such position."""
+        """Return the longest suffix that occurs earlier in the text, at its latest position."""
         state = self._link[self._last]
         return self._match(state, self._length[state]) if state > 0 else None
 
@@ -72,14 +72,14 @@ class SuffixAutomaton:
         state, length = cursor
         while state > 0 and token not in self._next[state]:
             state = self._link[state]
-            # The link of a state that was split meanwhile may be longer than the cursor.
+            # The link of a state that was split since then may be longer than the cursor.
             length = min(length, self._length[state])
         if token in self._next[state]:
             return Cursor(self._next[state][token], length + 1)
         return START
 
     def at(self, cursor: "Cursor") -> Match | None:
-        """The latest occurrence of a cursor's suffix; None if it is empty."""
+        """Return the latest occurrence of a cursor's suffix, or None if it is empty."""
         return self._match(*cursor) if cursor.length else None
 
     def _match(self, state: int, length: int) -> Match:
@@ -129,7 +129,7 @@ class AnswerHistory:
     def add(self, answer: Sequence[int]) -> None:
         self._answers.append(list(answer))
         if len(self.automaton.text) + len(answer) > self._max_tokens:
-            # Evicts half at once, so that rebuilding is rare.
+            # Evict half at once, so that the index is rarely rebuilt.
             while sum(map(len, self._answers)) > self._max_tokens // 2 and len(self._answers) > 1:
                 self._answers.pop(0)
             self.automaton = SuffixAutomaton()
@@ -179,9 +179,9 @@ class SuffixDrafter(Drafter):
 
 
 def _copy(context: Sequence[int], match: Match, limit: int) -> list[int]:
-    """`limit` tokens of the match's continuation.
+    """Return `limit` tokens of the match's continuation.
 
-    At the end of the context it continues with its own copy, as LZ77 does: a text with a period of
+    At the end of the context it continues with its own copy, like LZ77: a text with a period of
     k tokens is continued with that period.
     """
     tokens = list(context[match.next_at : match.next_at + limit])

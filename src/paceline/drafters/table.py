@@ -2,7 +2,7 @@
 
 Counted once from the target's own answers (`paceline learn`); tokens and probabilities are
 memory-mapped, so a lookup is nearly free. It looks up the last five tokens, then fewer, down to
-one. It holds the target's habits and nothing of the request; the matchers hold the opposite.
+one. It holds the target's habits and nothing of the request; the other lookups hold the opposite.
 """
 
 from bisect import bisect_left
@@ -104,7 +104,7 @@ class Table:
         return cls(columns)
 
     def after(self, context: Sequence[int]) -> Successor | None:
-        """The successor of the longest suffix of `context` in the table."""
+        """Return the successor of the longest suffix of `context` in the table, or None."""
         for key in reversed(keys_of(context)):
             at = bisect_left(self._keys, key)
             if at < len(self._keys) and self._keys[at] == key:
@@ -138,7 +138,7 @@ class TableDrafter(Drafter):
 
 
 def keys_of(context: Sequence[int], max_order: int = MAX_ORDER) -> list[int]:
-    """Keys of the last token of `context`, of the last two, and so on up to `max_order` (<= 8)."""
+    """Return keys of the last token, of the last two, and so on up to `max_order` (<= 8)."""
     keys = []
     mixed = 0
     for order, token in enumerate(islice(reversed(context), max_order)):
@@ -148,7 +148,7 @@ def keys_of(context: Sequence[int], max_order: int = MAX_ORDER) -> list[int]:
 
 
 def keys_at(tokens: npt.NDArray[np.int64], order: int) -> npt.NDArray[np.uint32]:
-    """Keys of a whole text at once: of the `order` + 1 tokens that end at a position.
+    """Return keys of a whole text at once: of the `order` + 1 tokens that end at a position.
 
     [n] tokens -> [n - order] keys, for positions `order` to n - 1; equal to those of `keys_of`.
     """
@@ -165,9 +165,9 @@ def keys_at(tokens: npt.NDArray[np.int64], order: int) -> npt.NDArray[np.uint32]
 
 
 def halves(keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
-    """Sorted keys as they are stored, [n] -> [2, n]: their upper 16 bits, then the lower.
+    """Split sorted keys for storage, [n] -> [2, n]: their upper 16 bits, then the lower.
 
-    A wheel's compression then takes the upper ones to a fifteenth, so the keys to half:
+    Wheel compression then shrinks the upper ones to a fifteenth, so the keys to half:
 
         keys    0003_91ac  0003_f00d  0004_0a51
         halves  0003 0003 0004   91ac f00d 0a51
@@ -176,7 +176,7 @@ def halves(keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
 
 
 def _joined(parts: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
-    """Keys of their `halves`."""
+    """Return the keys of their `halves`."""
     keys: npt.NDArray[np.uint32] = parts[0].astype(np.uint32)
     keys <<= 16
     keys |= parts[1]
@@ -184,17 +184,17 @@ def _joined(parts: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
 
 
 def token_type(vocab_size: int) -> type[np.unsignedinteger]:
-    """The smallest dtype that holds a token of this vocabulary."""
+    """Return the smallest dtype that holds a token of this vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def entry_bytes(vocab_size: int) -> int:
-    """Bytes of an entry on disk: key, token and probability."""
+    """Return the bytes of an entry on disk: key, token and probability."""
     return 4 + np.dtype(token_type(vocab_size)).itemsize + 1
 
 
 def _column(path: Path, kind: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """A column as a memory map."""
+    """Open a column as a memory map."""
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

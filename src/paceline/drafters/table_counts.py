@@ -1,8 +1,8 @@
 """Counts a table (`table.py`) from the target's answers.
 
-Successors are counted after contexts of one to five tokens. A longer context is kept only if it
-predicts something else than the shorter ones. The size limit keeps the entries that change the most
-predictions.
+Successors are counted after contexts of one to five tokens. A longer context is kept only if its
+prediction differs from that of the shorter ones. The size limit keeps the entries that change the
+most predictions.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ _MISSED = 0.02
 
 
 class TokenizedAnswer(Protocol):
-    """The token ids of an answer, and of its prompt, which is only context and may be empty."""
+    """Token ids of an answer, and of its prompt, which is only context and may be empty."""
 
     @property
     def prompt(self) -> Sequence[int]: ...
@@ -54,21 +54,21 @@ class Entries(NamedTuple):
     gain: Floats
     """Predictions that an entry changes, approximately."""
     is_new: npt.NDArray[np.bool_]
-    """True if it predicts something else than shorter contexts."""
+    """True if its prediction differs from that of shorter contexts."""
 
     def only(self, chosen: npt.NDArray[Any]) -> "Entries":
         """Select entries by a mask or by indices."""
         return Entries(*(column[chosen] for column in self))
 
     def best(self, count: int) -> "Entries":
-        """The `count` entries with the highest gain."""
+        """Return the `count` entries with the highest gain."""
         if len(self.keys) <= count:
             return self
         by_gain = np.argsort(self.gain, kind="stable")
         return self.only(np.sort(by_gain[len(by_gain) - count :]))
 
     def columns(self, vocab_size: int) -> TableColumns:
-        """The columns of a `Table` for a vocabulary of this size."""
+        """Return the columns of a `Table` for a vocabulary of this size."""
         rounded = np.round(self.probabilities * PROBABILITY_UNITS)
         return TableColumns(
             self.keys,
@@ -81,7 +81,7 @@ class _Text(NamedTuple):
     """Positions in all answers whose token has a context of one order."""
 
     keys: Keys
-    """Of the contexts before the positions."""
+    """Keys of the contexts before the positions."""
     nexts: Tokens
     where: Places
     """The positions, counted over the tokens of all answers."""
@@ -141,7 +141,7 @@ def _text(answers: Sequence[TokenizedAnswer], order: int) -> _Text:
         return _Text(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
     for answer in answers:
         tokens, first = np.array([*answer.prompt, *answer.answer], np.int64), len(answer.prompt)
-        begin = max(first, order + 1)  # the context must be there in full
+        begin = max(first, order + 1)  # the context must be complete
         keys.append(keys_at(tokens, order)[begin - order - 1 : -1])
         nexts.append(tokens[begin:])
         where.append(np.arange(begin, len(tokens)) - first + place)
@@ -150,12 +150,12 @@ def _text(answers: Sequence[TokenizedAnswer], order: int) -> _Text:
 
 
 def _count(text: _Text, predictions: _Predictions) -> Entries:
-    """An entry per context; `predictions` are the predictions of shorter contexts.
+    """Make an entry per context; `predictions` are the predictions of shorter contexts.
 
-    Chances are Witten-Bell's: the shorter context weighs as much as the context has had distinct
+    Probabilities are Witten-Bell's: the shorter context's weight is the number of distinct
     successors. The candidates are the most frequent successor and the shorter context's.
     """
-    # Sorted by (key, token), equal pairs are runs, and the pairs of one context are neighbours.
+    # Sorted by (key, token), equal pairs are runs, and the pairs of one context are adjacent.
     order = np.lexsort((text.nexts, text.keys))
     keys, nexts = text.keys[order], text.nexts[order]
     pairs = np.flatnonzero(_changes(keys) | _changes(nexts))
@@ -182,7 +182,7 @@ def _count(text: _Text, predictions: _Predictions) -> Entries:
 
 
 def _find(keys: Keys, tokens: Tokens, counts: Places, contexts: Keys, successors: Tokens) -> Places:
-    """Counts of some (key, token) among pairs sorted by both; 0 if absent."""
+    """Return the counts of some (key, token) among pairs sorted by both; 0 if absent."""
     width = int(tokens.max()) + 2
     pairs = keys.astype(np.int64) * width + tokens
     # A position without a prediction has token -1, which no pair has.
@@ -192,7 +192,7 @@ def _find(keys: Keys, tokens: Tokens, counts: Places, contexts: Keys, successors
 
 
 def _changes(values: Keys | Tokens) -> npt.NDArray[np.bool_]:
-    """True where a value differs from the previous one, and at the first."""
+    """Mark values that differ from the previous one, and the first value."""
     return np.append(True, values[1:] != values[:-1])
 
 

@@ -20,18 +20,18 @@ _OF_ONE_ENGINE = {
     "device": ("llamacpp", "a GGUF file"),
     "kv": ("llamacpp", "a GGUF file"),
 }
-"""Setting -> the engine that has it, and its models."""
+"""Setting -> the engine that has it, and the engine's models."""
 
 __all__ = ["ENGINES", "Engine", "EngineSettings", "check_engine", "check_settings", "open_engine"]
 
 
 def check_engine(name: str) -> None:
-    """Raise InvalidRequest unless an engine has this name, MissingExtra without its packages."""
+    """Raise InvalidRequest for an unknown engine, MissingExtra if its packages are missing."""
     if name in ENGINES:
         return
     if name not in (others := plugins.names(plugins.ENGINES)):
         raise InvalidRequest(
-            f"no engine is called {name!r}; expected auto, {', '.join((*ENGINES, *others))}"
+            f"unknown engine {name!r}; expected auto, {', '.join((*ENGINES, *others))}"
         )
     plugins.load(plugins.ENGINES, name)
 
@@ -42,16 +42,16 @@ def check_settings(name: str, settings: EngineSettings) -> None:
         value = getattr(settings, setting)
         if value not in (None, "auto") and name != engine:
             raise InvalidRequest(
-                f"{setting} is {value!r}, and only the engine {engine} has that setting; leave it "
-                f"out, or use {models} (this model is for {name})"
+                f"{setting} is {value!r}, and only the engine {engine} has that setting; remove "
+                f"it, or use {models} (this model runs with {name})"
             )
 
 
 def open_engine(name: str, path: Path, context_length: int, settings: EngineSettings) -> Engine:
-    """Open the engine `name` with the model in `path`: a graph, a GGUF file, or else a folder.
+    """Open the engine `name` with the model in `path`: a graph, a GGUF file, or a folder.
 
     Raises:
-        InvalidRequest: no engine has that name, or a setting is out of range.
+        InvalidRequest: the engine is unknown, or a setting is out of range.
         ModelError: the engine cannot run this model.
         MissingExtra: its packages are not installed.
         PluginError: another package's engine cannot be imported.

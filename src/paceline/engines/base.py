@@ -1,8 +1,8 @@
-"""Engine protocol: run blocks of several sequences in one call, return the logits of every row.
+"""Engine protocol: run blocks of several sequences in one forward pass, return every row's logits.
 
-Independent of sampling, acceptance and text. Invariants, proven by the
-conformance tests: slots are append-only (see `KVSequence`), and a row's logits depend neither on
-the number of rows in the call, nor on the row's place, nor on the other sequences.
+Independent of sampling, acceptance and text. The conformance tests verify two invariants: slots
+are append-only (see `KVSequence`), and a row's logits depend neither on the number of rows in the
+forward pass, nor on the row's place, nor on the other sequences.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from paceline.system.machine import cpu_cores, memory_bytes
 COMPUTE_UNITS = ("all", "cpu-only", "cpu-and-gpu", "cpu-and-ne")
 """Where Core ML may run a model; `ct.ComputeUnit` has the same names."""
 
-_MOST = {"contexts": 4096, "parallel": 32, "cache_tokens": 2**31 - 1}
-"""Setting -> its largest value, of those from 1 on."""
+_MAX_VALUES = {"contexts": 4096, "parallel": 32, "cache_tokens": 2**31 - 1}
+"""Setting -> its largest value; the smallest is 1."""
 
 _CACHE_BYTES = 2 << 30
 """Default limit of a model's KV cache, in bytes."""
@@ -43,7 +43,7 @@ class KVSequence(Protocol):
 
     @property
     def shareable_length(self) -> int:
-        """Length of the prefix whose KV equals a fresh prefill bit for bit.
+        """Length of the prefix whose KV is bit-identical to a fresh prefill.
 
         Only this prefix may be shared; later slots serve the continuation of this sequence alone.
         """
@@ -59,18 +59,18 @@ class KVSequence(Protocol):
         ...
 
     def rewind(self, length: int) -> None:
-        """Drop all slots from `length` on, and the rest of a shared KV block before it."""
+        """Drop all slots from `length`, and the rest of a shared KV block before it."""
         ...
 
     def fork_length(self, length: int) -> int:
-        """The length that `fork(length)` would have."""
+        """Return the length that `fork(length)` would have."""
         ...
 
     def fork(self, length: int) -> "KVSequence":
-        """A new sequence that shares up to `length` slots of this one's shareable prefix.
+        """Create a sequence that shares up to `length` slots of this one's shareable prefix.
 
-        With recurrent layers: up to a position whose state was kept. Its own `length` is the
-        number of shared slots.
+        With recurrent layers, up to a position whose state was saved. The new sequence's `length`
+        is the number of shared slots.
         """
         ...
 
@@ -83,54 +83,54 @@ class KVState(NamedTuple):
     """A copy of a sequence's KV."""
 
     data: npt.NDArray[np.uint8]
-    """[bytes], in the engine's own form."""
+    """[bytes], in the engine's own format."""
     length: int
-    """Its slots."""
+    """Slots that it contains."""
 
 
 @runtime_checkable
 class KeepsKV(Protocol):
-    """An engine whose KV can be copied out of it, and put back into another of the same kind."""
+    """An engine whose KV can be exported, and restored in another engine of the same kind."""
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether it can with this model; recurrent layers have states besides KV."""
+        """True if it supports this model; recurrent layers have states besides KV."""
         ...
 
     def state_of(self, sequence: KVSequence) -> KVState:
-        """A copy of a sequence, all of which is shareable."""
+        """Copy the KV of a sequence whose slots are all shareable."""
         ...
 
     def restore(self, sequence: KVSequence, state: KVState, length: int) -> None:
-        """Replace a sequence by the first `length` slots of a state, as if they were prefilled.
+        """Replace a sequence with the first `length` slots of a state, as if they were prefilled.
 
-        Raises CacheFull, or ModelError for a state that cannot be read; the sequence is then empty.
+        Raises CacheFull, or ModelError for an unreadable state; the sequence is then empty.
         """
         ...
 
 
 @runtime_checkable
 class Closes(Protocol):
-    """An engine that holds more than Python's objects."""
+    """An engine that holds resources outside Python."""
 
     def close(self) -> None:
-        """Free it; its sequences are gone."""
+        """Free them; its sequences are gone."""
         ...
 
 
 class StepResult(NamedTuple):
-    """Result of one call. The arrays are views of engine memory, valid until the next call."""
+    """Result of one forward pass. Its arrays are engine memory, valid until the next pass."""
 
     logits: Sequence[Logits]
     """Per block, [block.rows, vocab] float32; [0, vocab] where `best` replaces them."""
     taps: Sequence[Taps]
     """Per block, tap name -> hidden states [T, d] float32; empty without taps."""
     seconds: float
-    """Time in the runtime's own call, without the preparation of inputs."""
+    """Seconds in the runtime's own call, without the preparation of inputs."""
     best: Sequence[Best | None] = ()
-    """Per block, its best tokens if it asked for those alone, else None; empty: all None."""
+    """Per block, its best tokens if only they were requested, else None; empty: all None."""
     parts: Mapping[str, float] = MappingProxyType({})
-    """Seconds by part of the call, if the engine measures parts."""
+    """Seconds by part of the forward pass, if the engine measures parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +142,14 @@ class EngineSettings:
     contexts: int = 1
     """Full contexts that the cache holds if `cache_tokens` is None."""
     parallel: int = 1
-    """Sequences that are to share calls: for more than one, llamacpp takes a library that can."""
+    """Sequences that should share forward passes; above one, llamacpp uses a library that can."""
     min_rows: int = 2
-    """2 is exact. 1 computes less for plain decoding, but a row's bits then depend on T."""
+    """2 is exact. 1 computes less in plain decoding, but a row's bits then depend on T."""
     device: str = "auto"
-    """`cpu`, `gpu`, or the name of a device of llama.cpp's library; `auto`: a GPU that takes all of
-    the model, else the processor."""
+    """`cpu`, `gpu`, or the name of a llama.cpp device; `auto`: a GPU if all of the model fits, else
+    the CPU."""
     kv: str | None = None
-    """Type of keys and values: "q8_0" takes half the memory; None: the engine's own."""
+    """KV cache type: "q8_0" needs half the memory; None: the engine's default."""
     taps: tuple[int, ...] = ()
     """Layers whose output hidden states every step returns, from 0."""
     threads: int | None = None
@@ -157,19 +157,19 @@ class EngineSettings:
     compute_units: str | None = None
     """Core ML compute units, one of `COMPUTE_UNITS`; None: cpu-and-ne."""
     measurements: Path | None = None
-    """Folder in which an engine keeps what it measures of models; None: nothing is kept."""
+    """Folder for the engine's measurements of models; None: they are not saved."""
     packed: Path | None = None
-    """Folder for copies of weights in an engine's own form; None: no copies."""
+    """Folder for copies of weights in the engine's own format; None: no copies."""
     progress: Progress = field(default=QUIET, compare=False)
-    """Shows work that is done once for a model."""
+    """Shows the progress of work that is done once per model."""
 
     def __post_init__(self) -> None:
         if self.min_rows not in (1, 2):
             raise InvalidRequest(f"rows is {self.min_rows}; expected 2 (exact) or 1")
-        for name, most in {**_MOST, "threads": cpu_cores()}.items():
+        for name, max_value in {**_MAX_VALUES, "threads": cpu_cores()}.items():
             value, why = getattr(self, name), " (one per CPU), or None" * (name == "threads")
-            if value is not None and not _within(value, most):
-                expected = f"a whole number from 1 to {most}{why}"
+            if value is not None and not _within(value, max_value):
+                expected = f"a whole number from 1 to {max_value}{why}"
                 raise InvalidRequest(f"{name} is {value!r:.40}; expected {expected}")
         if self.kv not in (None, "q8_0"):
             raise InvalidRequest(f"kv is {self.kv!r}; expected q8_0, or nothing")
@@ -179,19 +179,19 @@ class EngineSettings:
             )
 
     def slots(self, context_length: int, slot_bytes: int) -> int:
-        """Slots of the KV cache for a model with `slot_bytes` bytes of keys and values per token.
+        """Return the slots of the KV cache for a model with `slot_bytes` bytes of KV per token.
 
-        Without `cache_tokens`: what fits into 2 GiB, or for several contexts into a quarter of the
-        machine's memory if that is more.
+        Without `cache_tokens`: as many as fit into 2 GiB, or for several contexts into a quarter of
+        the machine's memory if that is more.
         """
         if self.cache_tokens is not None:
             return self.cache_tokens
-        most = _CACHE_BYTES if self.contexts == 1 else max(_CACHE_BYTES, memory_bytes() // 4)
-        return min(self.contexts * context_length, most // max(slot_bytes, 1))
+        max_bytes = _CACHE_BYTES if self.contexts == 1 else max(_CACHE_BYTES, memory_bytes() // 4)
+        return min(self.contexts * context_length, max_bytes // max(slot_bytes, 1))
 
 
-def _within(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+def _within(value: object, max_value: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= max_value
 
 
 class Engine(Protocol):
@@ -201,17 +201,17 @@ class Engine(Protocol):
     vocab_size: int
     """Width of a row of logits."""
     context_length: int
-    """Most slots of one sequence."""
+    """Maximum slots of one sequence."""
     taps: tuple[int, ...]
     """Layers whose hidden states every step returns, as `tap.N`."""
     min_rows: int
-    """1: a row's bits may depend on its call, and no result is `exact`. Else the least rows of a
-    sequence in a call, which the engine pads itself, or 2 where one row has the same bits."""
+    """1: a row's bits may depend on its forward pass, and no result is `exact`. Else the minimum
+    rows of a sequence per pass (the engine pads them), or 2 where one row has the same bits."""
     shares_calls: bool
-    """Whether a step reads the weights once for all its sequences; False: its blocks run one after
-    another, each as long as alone."""
+    """True if a step reads the weights once for all its sequences; False: its blocks run one after
+    another, each as slow as alone."""
     compared_keys: float
-    """Tokens of a prompt and its answer up to which rows were compared; with more, `exact` is
+    """Maximum prompt and output tokens for which rows were compared; beyond it, `exact` is
     false."""
 
     @property
@@ -225,27 +225,27 @@ class Engine(Protocol):
         ...
 
     def freed_by(self, sequences: Sequence[KVSequence]) -> int:
-        """Slots that closing all of `sequences` would free: those that no other sequence holds."""
+        """Count the slots that closing `sequences` would free: no other sequence holds them."""
         ...
 
     def open(self) -> KVSequence:
-        """A new, empty sequence."""
+        """Create an empty sequence."""
         ...
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
-        """Run blocks of different sequences in one call, without committing their slots.
+        """Run blocks of different sequences in one forward pass, without committing their slots.
 
-        Raises CacheFull if the cache has no slots for the blocks. Nothing was run.
+        Raises CacheFull, before anything runs, if the cache lacks slots for the blocks.
         """
         ...
 
     def rest(self) -> None:
-        """Free memory that calls alone need, at a time without any; sequences keep every bit."""
+        """Free memory that only forward passes need, between requests; sequences keep every bit."""
         ...
 
     def describe(self) -> dict[str, str]:
-        """Everything that costs and exactness depend on: runtime version, processor, settings.
+        """Return everything that costs and exactness depend on: runtime version, CPU, settings.
 
-        Also constants that a developer changes when the engine computes rows in another way.
+        Includes constants that a developer changes when the engine computes rows differently.
         """
         ...

@@ -1,21 +1,21 @@
-"""What a call costs on this machine, learnt from the calls that answers make.
+"""Learns the cost of forward passes on this machine from those of the responses.
 
-Nothing is timed before an answer. A careful prior stands until calls were seen: the weights read
-once at 20 GB/s, and a quarter of that for each further row, which is dearer than rows are in most
-engines, so that a draft that is expected to gain does. Then two things are learnt apart:
+Nothing is timed before a response. At first a cautious prior applies: the time to read the weights
+once at 20 GB/s, and a quarter of that per further row. Rows are cheaper in most engines, so a draft
+that is expected to help does. Two quantities are then learned separately:
 
-    plain(context) = a + b * context     from calls of one row
-    ratio(T) = c(T) / plain              from calls of T rows, against plain calls shortly before
+    plain(context) = a + b * context     from passes of one row
+    ratio(T) = c(T) / plain              from passes of T rows, against plain ones shortly before
 
-The speed of a shared machine varies by 1.5 within minutes, so a ratio is that of neighbours in
-time. It hardly depends on the context: attention reads the keys for each row. An example, of an
-engine whose rows cost half of what the prior says:
+The speed of a shared machine varies by a factor of 1.5 within minutes, so a ratio compares passes
+that are close in time. It hardly depends on the context: attention reads the keys for each row. An
+example, for an engine whose rows cost half of the prior's:
 
-    calls seen            1 x 10 ms    4 x 13.8 ms    the prior says 17.5 for 4 rows
-    ratio(4)              1.75 -> 1.47 after 8 calls, 1.40 after 64
-    ratio(8)              2.75 -> 2.3: of the number of rows nearest to it that was seen
+    passes observed       1 x 10 ms    4 x 13.8 ms    the prior's cost of 4 rows is 17.5 ms
+    ratio(4)              1.75 -> 1.47 after 8 passes, 1.40 after 64
+    ratio(8)              2.75 -> 2.3: from the nearest observed number of rows
 
-Invariant: nothing here changes a token, only how many are drafted.
+Invariant: costs never change a token, only the number of draft tokens.
 """
 
 import contextlib
@@ -33,74 +33,74 @@ from paceline.errors import ModelError
 from paceline.storage.files import digest_of, read_json, write_json
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Numbers of rows of a cost table; costs between them are interpolated."""
+"""Row counts of a cost table; costs between them are interpolated."""
 
 MAX_ROWS = ROWS[-1]
 """Rows of the longest block that a policy may choose."""
 
 _BYTES_PER_SECOND = 20e9
-"""Speed at which weights are read, before any call; 10 GB/s (a small virtual machine) to 100."""
+"""Prior read speed of weights; machines have 10 (a small virtual one) to 100 GB/s."""
 
 _ROW = 0.25
-"""Cost of a further row in calls of one, before any call. 8 rows then take 2.75 calls:
+"""Prior cost of a further row, in one-row passes. 8 rows then take as long as 2.75 passes:
 ik_llama.cpp's take 2.6, and llama.cpp's 3.0 to 4.6."""
 
 _PRIOR_CALLS = 8.0
-"""Weight of the prior's ratio, in calls."""
+"""Weight of the prior's ratio, in passes."""
 
 _MAX_CALLS = 512.0
-"""Weight at which older calls count less."""
+"""Weight above which older passes are discounted."""
 
 _NEIGHBOURS = 32
-"""Calls after a plain one in which a ratio is one of neighbours in time."""
+"""Maximum passes after a plain one for a ratio to compare with it."""
 
 _SPEED_KEPT = 0.5 ** (1 / 8)
-"""Weight of the machine's speed after the next plain call."""
+"""Weight of the machine's current speed after the next plain pass."""
 
 _MAX_RATIO = log(4.0)
-"""A call further from what is expected, as a logarithm, was interrupted by something."""
+"""A pass further from its expected cost, as a logarithm, was interrupted."""
 
 _CHANGE = 1.03
-"""Least change of a cost that is stored."""
+"""Minimum change of a cost that is stored."""
 
 _SEQUENCE_ROWS = 0.5
-"""Cost of a sequence before any shared call, in rows."""
+"""Cost of a sequence before any shared pass, in rows."""
 
 _MIN_ROW = 1 / 64
-"""Least cost of a further row in calls of one, and least factor of a part of the prior."""
+"""Minimum cost of a further row in one-row passes, and minimum factor of a part of the prior."""
 
 _SHARED_KEPT = 31 / 32
-"""Weight of a shared call after the next one."""
+"""Weight of a shared pass after the next one."""
 
 _SHARED_PRIOR = 0.02
-"""Weight of the proportions of the beginning, in calls."""
+"""Weight of the initial proportions, in passes."""
 
 _FORM = 1
-"""Version of what is stored."""
+"""Version of the stored format."""
 
 _CONTEXT, _ROUNDS = 192, 5
-"""Tokens before the calls of `measure`, and calls of each number of rows."""
+"""Tokens before the passes of `measure`, and passes per number of rows."""
 
 
 class Costs:
-    """Seconds of a call by its rows and context."""
+    """Seconds per forward pass, by rows and context."""
 
     def __init__(self, plain_seconds: float, stored: Mapping[str, Any] | None = None) -> None:
-        """Begin with the prior, or with what an earlier process learnt.
+        """Begin with the prior, or with the state saved by an earlier process.
 
         Args:
-            plain_seconds: expected of a call of one row, before any was seen.
+            plain_seconds: prior of a pass of one row.
             stored: `state` of an earlier process.
 
         Raises ValueError, TypeError or KeyError for a damaged state.
         """
-        # Of 1, x, x^2, y and x y, with y in seconds and x in 1,000 tokens of context: a line by
-        # least squares. The prior counts as a tenth of a call at no context, and as no growth.
+        # Sums of 1, x, x^2, y and x y, with y in seconds and x in 1,000 tokens of context: a linear
+        # least-squares fit. The prior counts as a tenth of a pass at no context, and as no growth.
         self._line = np.array([0.1, 0.0, 1.0, 0.1 * plain_seconds, 0.0])
         self._ratios: dict[int, tuple[float, float]] = {}
-        """Rows -> weight in calls, and weighted sum of logarithms of ratios over the prior's."""
-        self._seen: set[int] = set()  # whose first call, which may prepare something, is over
-        self._speed, self._since = 1.0, _NEIGHBOURS  # now, over the line; calls since a plain one
+        """Rows -> weight in passes, and weighted sum of logarithms of ratios over the prior's."""
+        self._seen: set[int] = set()  # rows whose first pass, which may include setup, is over
+        self._speed, self._since = 1.0, _NEIGHBOURS  # now, over the line; passes since a plain one
         if stored is not None:
             self._line = np.array([float(value) for value in stored["line"]])
             self._ratios = {
@@ -108,26 +108,26 @@ class Costs:
                 for rows, (weight, total) in stored["ratios"].items()
             }
             if self._line.shape != (5,) or not np.isfinite(self._line).all():
-                raise ValueError("the line of plain calls has other numbers than five")
+                raise ValueError("the line of plain passes does not have five numbers")
             self.table()
 
     @property
     def state(self) -> dict[str, Any]:
-        """What was learnt, for JSON."""
+        """The learned costs, for JSON."""
         return {"line": self._line.tolist(), "ratios": {**self._ratios}}
 
     @property
     def known(self) -> bool:
-        """Whether calls were seen, here or by an earlier process."""
+        """True if passes were observed, by this process or an earlier one."""
         return bool(self._ratios) or self._line[0] > 1
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
-        """Learn from a call of one sequence.
+        """Learn from a forward pass of one sequence.
 
         Args:
             rows: its rows, 1 or more.
             context: tokens before them.
-            seconds: time of the engine's call.
+            seconds: time in the engine.
         """
         if rows not in self._seen or not seconds > 0:
             self._seen.add(rows)
@@ -149,7 +149,7 @@ class Costs:
             self._ratios[rows] = keep * weight + 1, keep * total + found
 
     def table(self) -> CostTable:
-        """The costs as they are known now."""
+        """Return the current costs."""
         start, slope = self._fit()
         ratios = {rows: self._ratio(rows) for rows in ROWS}
         return CostTable(
@@ -159,12 +159,12 @@ class Costs:
         )
 
     def _fit(self) -> tuple[float, float]:
-        """Seconds of a plain call without context, and per 1,000 tokens of it."""
+        """Return the seconds of a plain pass without context, and per 1,000 tokens of context."""
         count, x, xx, y, xy = self._line
-        # The slope of calls at one context alone is not known: the ridge keeps it at 0.
+        # Passes at a single context do not determine the slope: the ridge keeps it at 0.
         slope = max((count * xy - x * y) / max(count * xx - x * x, 1e-9), 0.0)
         start = (y - slope * x) / count
-        if start <= 0:  # no call takes less than nothing
+        if start <= 0:  # no pass takes negative time
             start, slope = y / count / 2, y / max(x, 1e-9) / 2
         return float(start), float(slope)
 
@@ -173,10 +173,10 @@ class Costs:
         return start + slope * context / 1000
 
     def _ratio(self, rows: int) -> float:
-        """Cost of a call of `rows` rows in plain ones."""
+        """Return the cost of a pass of `rows` rows, in plain passes."""
         if rows == 1 or not self._ratios:
             return _prior_ratio(rows)
-        # Of the numbers of rows that were seen, near ones say more of this one than far ones.
+        # The nearest observed row counts are the best evidence.
         weight = total = 0.0
         for other, (calls, sum_) in self._ratios.items():
             nearness = exp(-4 * abs(log(other / rows)))
@@ -193,24 +193,24 @@ def _prior_ratio(rows: int) -> float:
 
 
 class SharedCosts:
-    """Seconds of a call of several sequences: fixed + row * rows + sequence * others.
+    """Seconds of a pass of several sequences: fixed + row * rows + sequence * others.
 
-    `others` are the sequences after the first, whose keys and values are read, too. The three
-    numbers begin with those of calls of one sequence, and follow the last calls by least squares
-    of relative errors. What calls leave open keeps the proportions of the beginning: while all
-    have as many rows as sequences, they cannot tell a busy machine from costly sequences.
+    `others` are the sequences after the first; their keys and values are read as well. The three
+    numbers begin with those of one-sequence passes, and follow recent passes by least squares of
+    relative errors. Numbers that the passes do not determine keep their initial proportions: while
+    all passes have one row per sequence, a busy machine looks like costly sequences.
     """
 
     def __init__(self, alone: CostTable, *, shared: bool = True) -> None:
         """Begin with the costs of one sequence.
 
-        `shared` is `Engine.shares_calls`; without, every sequence has the fixed cost.
+        `shared` is `Engine.shares_calls`; without it, every sequence has the fixed cost.
         """
         row = max(alone.per_row, alone(1) * _MIN_ROW)  # a measured table may be flat
         fixed = max(alone(1) - row, row)
         self._prior = np.array([fixed, row, row * _SEQUENCE_ROWS if shared else fixed])
         self._numbers = self._prior
-        # Of shares of the prior's three parts in each call, over its seconds: see `observe`.
+        # Shares of the prior's three parts in the seconds of each pass: see `observe`.
         self._gram, self._shares, self._calls = np.zeros((3, 3)), np.zeros(3), 0.0
 
     @property
@@ -219,11 +219,11 @@ class SharedCosts:
         return float(self._numbers[1])
 
     def __call__(self, rows: int, sequences: int) -> float:
-        """Seconds of a call."""
+        """Return the seconds of a pass."""
         return float(self._numbers @ (1, rows, sequences - 1))
 
     def observe(self, rows: int, sequences: int, seconds: float) -> None:
-        """Learn from a call: factors of the prior's parts, with shares @ factors near 1."""
+        """Learn from a pass: factors of the prior's parts, with shares @ factors near 1."""
         shares = self._prior * (1, rows, sequences - 1) / max(seconds, 1e-9)
         self._gram = _SHARED_KEPT * self._gram + np.outer(shares, shares)
         self._shares = _SHARED_KEPT * self._shares + shares
@@ -237,16 +237,16 @@ class SharedCosts:
 
 
 class StoredCosts(Costs):
-    """Costs of an engine with a model, in a file named for everything that they depend on."""
+    """Costs of an engine with a model, in a file named after everything that they depend on."""
 
     def __init__(self, engine: Engine, fingerprint: str, weights_bytes: int, folder: Path) -> None:
-        """Read what an earlier process learnt, if anything; a damaged file is as none.
+        """Read the costs of an earlier process, if any; a damaged file is ignored.
 
         Args:
             engine: the engine with its model.
             fingerprint: identity of the model's weights.
             weights_bytes: size of the model's files.
-            folder: of stored measurements.
+            folder: the folder for stored measurements.
         """
         depends = {**engine.describe(), "model": fingerprint, "form": str(_FORM)}
         self._path = folder / f"{digest_of(sorted(depends.items()))}.costs"
@@ -258,7 +258,7 @@ class StoredCosts(Costs):
         self._stored = self.table()
 
     def store(self) -> None:
-        """Keep what was learnt for later processes, if it changed; a failing disk keeps nothing."""
+        """Save the costs for later processes if they changed; disk errors are ignored."""
         table = self.table()
         pairs = [(table(rows), self._stored(rows)) for rows in ROWS]
         if all(max(new / old, old / new) < _CHANGE for new, old in pairs):
@@ -270,7 +270,7 @@ class StoredCosts(Costs):
 
 
 def measure(engine: Engine, costs: Costs) -> None:
-    """Make calls for the costs to learn from: every number of rows in turns.
+    """Run forward passes for the costs to learn from: every number of rows in turn.
 
     Raises CacheFull if there are no slots for them.
     """

@@ -1,16 +1,16 @@
 """Compares an engine's rows with those of plain decoding, bit for bit, on this machine.
 
-An engine verifies its rules for rows by `rows_hold` when it opens. `exact` in a result rests on
+An engine verifies its row rules with `rows_hold` when it opens. `exact` in a result relies on
 `measure_invariance`, and `verify` compares more (`compare_rows`). The reference is one sequence
-alone: its prompt is prefilled in one call, its answer decoded token by token. Conditions are
+alone: its prompt is prefilled in one pass, its answer decoded token by token. The conditions:
 
 - `block_length`: the answer in blocks of several rows;
-- `batch`: in calls with another sequence, in prefill or in decode;
+- `batch`: in passes with another sequence, in prefill or in decode;
 - `chunked_prefill`: after a prefill in other chunks;
 - `prefix_cache`: in a fork that shares the slots of a prompt, or of a prompt and its answer.
 
-Independent of runtimes, models and policies. A measurement proves nothing for what it did not run:
-other threads, another processor, longer contexts.
+Independent of runtimes, models and policies. A measurement proves nothing about setups that it did
+not run: other thread counts, CPUs or longer contexts.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -33,37 +33,37 @@ PREFIX_CACHE = "prefix_cache"
 
 CONDITIONS = (BLOCK_LENGTH, BATCH, CHUNKED_PREFILL, PREFIX_CACHE)
 
-_TEXT, _LEAST = 64, 12
-"""Tokens of prompt and answer together, if they fit, and the fewest that are compared."""
+_TEXT, _MIN_TEXT = 64, 12
+"""Prompt and answer tokens together, if they fit, and the minimum that is compared."""
 _MORE = 2
 """Tokens of the next turn."""
 _CALL = 1024
-"""Most rows of a call of a prompt."""
+"""Maximum rows of a prompt's forward pass."""
 _SHORT = 4
-"""Rows at the end of a prompt that are read alone: few rows may take another kernel than many."""
+"""Rows at the end of a prompt that run alone: few rows may use another kernel than many."""
 _SECONDS, _RULE_SECONDS = 2.0, 4.0
-"""Time after which a condition makes one comparison only, and rules are verified no further."""
+"""Time limit: a later condition makes only one comparison, and rules are not verified further."""
 
 
 class Depth(NamedTuple):
-    """How much is compared after a context."""
+    """The amount of rows that are compared after a context."""
 
     answer: int
     """Rows of the answer."""
     blocks: Sequence[int]
-    """Rows of the blocks in which it is decoded."""
+    """Rows of the blocks that decode it."""
     chunks: Sequence[int] = ()
-    """Rows of the calls that read the prompt; below 0: all but so many, and then those."""
+    """Rows of the passes that read the prompt; if negative: all but this many, and then those."""
     after: int = 1
-    """Rows of the blocks that decode the answer after such calls, and in forks."""
+    """Rows of the blocks that decode the answer after such passes, and in forks."""
 
 
 _MANY_KEYS, _FEW_KEYS = 600, 40
-"""Keys of two sequences that share calls: runtimes split keys from 512 on."""
+"""Keys of two sequences that share passes: runtimes split keys at 512 or more."""
 _RUN, _NEXT = 16, 5
-"""Rows of an answer that verifies rules, and those after it."""
+"""Rows of an answer that verifies rules, and rows of the turn after it."""
 _CHUNKS, _READ_AGAIN = (7, 33), 144
-"""Rows of the calls that read the end of its prompt again, by context, and of that end."""
+"""Rows of the passes that read the end of its prompt again, by context, and of that end."""
 
 _QUICK = Depth(3, (3, 1, 2, 4, 8, 16, 32), (31, -1, -_SHORT))
 
@@ -94,7 +94,7 @@ class Compared:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, with rates."""
+        """Return values for JSON, with rates."""
         rows = max(self.rows, 1)
         return {
             "holds": self.holds,
@@ -118,12 +118,12 @@ def compare(logits: Logits, expected: Logits) -> Compared:
 
 
 def measure_invariance(engine: Engine, names: Container[str] = CONDITIONS) -> dict[str, Compared]:
-    """Condition -> comparison, of those in `names`; conditions that do not fit are missing."""
-    sequences = 2 if room_for(engine, 2) >= _LEAST else 1
+    """Compare the conditions in `names`; those that do not fit into the engine are missing."""
+    sequences = 2 if room_for(engine, 2) >= _MIN_TEXT else 1
     room = room_for(engine, sequences)
-    if room < _LEAST:
+    if room < _MIN_TEXT:
         return {}
-    # Whole KV blocks, which can be shared, if the next turn fits too.
+    # Whole KV blocks, which can be shared, if the next turn also fits.
     blocks = min(_TEXT, room - _MORE) // engine.block_size
     length = blocks * engine.block_size or min(_TEXT, room)
     left_out = () if sequences > 1 else (BATCH, PREFIX_CACHE)
@@ -132,12 +132,12 @@ def measure_invariance(engine: Engine, names: Container[str] = CONDITIONS) -> di
 
 
 def rows_hold(engine: Engine, contexts: Sequence[int]) -> bool:
-    """Return True if rows do not depend on blocks, on a prompt's chunks, or on who wrote a text.
+    """Return True if rows do not depend on blocks, a prompt's chunks, or a text's author.
 
     They are compared after those of `contexts` that fit: single rows after all of them, until
     `_RULE_SECONDS` have passed, and more after the first ones. A difference is easily missed:
-    activations are rounded to 8 bits, which hides nearly all that is small, so that one row in
-    eight differed where another kernel had run. So answers are runs of rows, in which it stays.
+    activations are rounded to 8 bits, which hides nearly all small differences: only one row in
+    eight differed where another kernel had run. So answers are runs of rows: a difference stays.
     """
     started = perf_counter()
     fitting = [at for at in contexts if at + _RUN + _NEXT <= room_for(engine, 2)]
@@ -168,9 +168,9 @@ def rows_hold(engine: Engine, contexts: Sequence[int]) -> bool:
 
 
 def together_holds(engine: Engine) -> bool:
-    """Return True if rows of two sequences in a call have the bits that they have alone.
+    """Return True if rows of two sequences in one pass have the same bits as alone.
 
-    That a call has the rows of several is not compared: `rows_hold` has compared numbers of rows.
+    Several rows per pass are not compared: `rows_hold` has compared numbers of rows.
     """
     many = min(_MANY_KEYS, room_for(engine, 2) - _RUN)
     tokens, lengths = _random(engine, many + _RUN), (many, min(_FEW_KEYS, many))
@@ -194,7 +194,7 @@ def together_holds(engine: Engine) -> bool:
 
 
 def room_for(engine: Engine, sequences: int) -> int:
-    """Tokens per sequence that fit into `sequences` new sequences."""
+    """Return the tokens per sequence that fit into `sequences` new sequences."""
     blocks = engine.free_slots // engine.block_size // sequences
     return min(blocks * engine.block_size, engine.context_length - engine.min_rows)
 
@@ -207,10 +207,10 @@ def compare_rows(
     *,
     seconds: float = inf,
 ) -> dict[str, Compared]:
-    """Condition -> comparison of the rows of an answer after a prompt of `context` tokens.
+    """Compare the rows of an answer after a prompt of `context` tokens, by condition.
 
-    Conditions whose sequences take more slots than there are, as some engines' do, are missing.
-    After `seconds` a further condition makes one comparison only.
+    Conditions whose sequences need more slots than there are, as in some engines, are missing.
+    After `seconds`, a further condition makes only one comparison.
     """
     started = perf_counter()
     several = BATCH in names or PREFIX_CACHE in names
@@ -237,7 +237,7 @@ class _Text:
     """A prompt and its answer with their reference rows, and another text."""
 
     def __init__(self, engine: Engine, context: int, depth: Depth, room: int) -> None:
-        """`room`: most tokens of a sequence."""
+        """Compute the reference; `room` is the maximum tokens of a sequence."""
         length = context + depth.answer + max(depth.blocks)
         tokens = _random(engine, 2 * length)
         self._engine, self._depth = engine, depth
@@ -256,7 +256,7 @@ class _Text:
         self._sequence.close()
 
     def block_length(self) -> Iterator[Compared]:
-        """The answer in blocks, one after another; the last has more rows, which are dropped."""
+        """Decode the answer in blocks; the last block has more rows, which are dropped."""
         for count in self._depth.blocks:
             self._sequence.rewind(len(self._prompt))
             for at in range(0, len(self._answer), count):
@@ -268,7 +268,7 @@ class _Text:
                 self._sequence.commit(kept)
 
     def batch(self) -> Iterator[Compared]:
-        """In a batch with a prefill, and in a batch with a decode."""
+        """Run it in a batch with a prefill, and in a batch with a decode."""
         sequence = self._sequence
         self._begin_answer()
         with closing(self._engine.open()) as other:
@@ -288,7 +288,7 @@ class _Text:
                 yield compare(rows, self._expected[1 : 1 + count])
 
     def chunked_prefill(self) -> Iterator[Compared]:
-        """The prompt in chunks, and then the answer."""
+        """Prefill the prompt in chunks, and then decode the answer."""
         for chunk in self._depth.chunks:
             rows = chunk if chunk > 0 else len(self._prompt) + chunk
             if 0 < rows < len(self._prompt):
@@ -296,7 +296,7 @@ class _Text:
                 yield compare(self._after(self._sequence, rows), self._expected)
 
     def prefix_cache(self) -> Iterator[Compared]:
-        """A fork of all prompt slots, of all but a few, of half, and of prompt and answer."""
+        """Fork all prompt slots, all but a few, half, and those of prompt and answer."""
         self._begin_answer()
         size = len(self._prompt)
         for length in (size - 1, max(size - _SHORT, 0), size // 2):
@@ -314,12 +314,12 @@ class _Text:
             yield compare(_rows(self._engine, child, text, [further], 1), expected)
 
     def _begin_answer(self) -> None:
-        """Prefill the prompt anew."""
+        """Prefill the prompt again."""
         self._sequence.rewind(0)
         _rows(self._engine, self._sequence, self._prompt, [], 1)
 
     def _after(self, sequence: KVSequence, chunk: int) -> Logits:
-        """The rows of the reference, after what is in a sequence and a prefill in chunks."""
+        """Return the reference's rows, after the tokens in a sequence and a chunked prefill."""
         count = self._depth.after
         return _rows(self._engine, sequence, self._prompt, self._answer, count, chunk=chunk)
 
@@ -333,7 +333,7 @@ def _rows(
     *,
     chunk: int = _CALL,
 ) -> Logits:
-    """Commit what is missing of a prompt, in chunks, and an answer, in blocks of `count` rows.
+    """Commit the rest of a prompt, in chunks, and an answer, in blocks of `count` rows.
 
     Returns:
         Logits of the last prompt row, if it was missing, and of the answer, [rows, vocab].

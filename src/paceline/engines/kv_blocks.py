@@ -11,7 +11,7 @@ tokens, and a fork of its first 9:
     reserve(3)  block 5   block 2   block 7   block 0      slots 10, 11, 12 for a block of 3 rows
     commit(2)   length 12; slot 12 is hidden by the mask, and the next block overwrites it
 
-Blocks 5 and 2 have two holders now, which makes them read-only: the fork writes its next tokens to
+Blocks 5 and 2 now have two holders, which makes them read-only: the fork writes its next tokens to
 a block of its own, and `rewind(6)` of the sequence goes back to 4. Independent of models and
 tensors.
 """
@@ -30,7 +30,7 @@ class BlockPool:
     """Allocates KV blocks and counts their holders, which are sequences."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
-        """A pool of `blocks` KV blocks of `block_size` slots."""
+        """Create a pool of `blocks` KV blocks of `block_size` slots."""
         self.block_size = block_size
         self.blocks = blocks
         self.spare = blocks
@@ -43,7 +43,7 @@ class BlockPool:
         return len(self._free)
 
     def take(self) -> int:
-        """Allocate a block; returns its number. Raises CacheFull if no block is free."""
+        """Allocate a block and return its number. Raises CacheFull if no block is free."""
         if not self._free:
             raise CacheFull(
                 f"the key/value cache is full ({self.blocks * self.block_size} slots); close a "
@@ -59,17 +59,17 @@ class BlockPool:
         return block
 
     def shared(self, block: int) -> bool:
-        """Whether several sequences hold the block, which makes it read-only."""
+        """Return whether several sequences hold the block, which makes it read-only."""
         return self._holders[block] > 1
 
     def freed_by(self, tables: Iterable["BlockTable"]) -> int:
-        """Slots that closing `tables` would free: see `Engine.freed_by`."""
+        """Count the slots freed by closing `tables`: see `Engine.freed_by`."""
         held = Counter(number for table in tables for number in table._numbers)
         free = sum(count == self._holders[number] for number, count in held.items())
         return free * self.block_size
 
     def give_back(self, block: int) -> None:
-        """Remove a holder; the block is free after the last."""
+        """Remove a holder; the last one frees the block."""
         self._holders[block] -= 1
         if not self._holders[block]:
             self._free.append(block)
@@ -79,7 +79,7 @@ class BlockTable:
     """One sequence: its length, and the KV blocks that hold its slots, in order."""
 
     def __init__(self, pool: BlockPool, context_length: int) -> None:
-        """An empty sequence that can grow to `context_length` slots."""
+        """Create an empty sequence that can grow to `context_length` slots."""
         self._pool = pool
         self._context_length = context_length
         self._numbers: list[int] = []
@@ -121,7 +121,7 @@ class BlockTable:
         self._reserved = end
 
     def blocks(self, rows: int, at: int | None = None) -> list[int]:
-        """KV block numbers for slots [0, at + rows); the spare one where none is allocated.
+        """Return KV block numbers for slots [0, at + rows); the spare one where none is allocated.
 
         `at` is `length` if it is None.
         """
@@ -135,7 +135,7 @@ class BlockTable:
         self._length += rows
 
     def rewind(self, length: int) -> None:
-        """Drop all slots from `length` on.
+        """Drop all slots starting at `length`.
 
         If the KV block at `length` is shared, its slots are dropped too: the next block writes it.
         """
@@ -151,7 +151,7 @@ class BlockTable:
         return min(length, self._length) // self._pool.block_size * self._pool.block_size
 
     def fork(self, length: int) -> Self:
-        """A new sequence that shares the full KV blocks among the first `length` slots."""
+        """Create a sequence that shares the full KV blocks among the first `length` slots."""
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self._length} slots")
         full = min(length, self._length) // self._pool.block_size
@@ -161,7 +161,7 @@ class BlockTable:
         return other
 
     def _new(self) -> Self:
-        """An empty sequence like this one."""
+        """Create an empty sequence like this one."""
         return type(self)(self._pool, self._context_length)
 
     def close(self) -> None:
@@ -177,14 +177,14 @@ class BlockTable:
 class PrefillTable(BlockTable):
     """A block table that shares prefilled slots only, unless it `shares_answers`.
 
-    For engines whose prefill and decode take different kernels: the KV of a decoded answer may then
+    For engines whose prefill and decode use different kernels: the KV of a decoded answer may then
     differ in the last bits from a prefill of the same tokens.
     """
 
     shares_answers = False
 
     def __init__(self, pool: BlockPool, context_length: int) -> None:
-        """An empty sequence that can grow to `context_length` slots."""
+        """Create an empty sequence that can grow to `context_length` slots."""
         super().__init__(pool, context_length)
         self._shareable_length = 0
         self._prefill = False
@@ -211,7 +211,7 @@ class PrefillTable(BlockTable):
         return super().fork_length(min(length, self._shareable_length))
 
     def fork(self, length: int) -> Self:
-        """A new sequence that shares the full KV blocks of the prefilled prefix, up to `length`."""
+        """Create a sequence that shares full KV blocks of the prefilled prefix, up to `length`."""
         other = super().fork(min(length, self._shareable_length))
         other._shareable_length = other.length
         return other
@@ -253,7 +253,7 @@ class PooledEngine(Generic[Table]):
         return sequence
 
     def _reserve(self, work: Sequence[tuple[KVSequence, Block]]) -> list[Table]:
-        """The block tables of `work`, with KV blocks for its blocks. Raises CacheFull."""
+        """Return the block tables of `work`, with reserved KV blocks. Raises CacheFull."""
         tables = [self._table(sequence) for sequence, _ in work]
         reserve_all(
             [(table, len(block.tokens)) for table, (_, block) in zip(tables, work, strict=True)]
@@ -262,7 +262,7 @@ class PooledEngine(Generic[Table]):
 
 
 def reserve_all(call: Sequence[tuple[BlockTable, int]]) -> None:
-    """Reserve rows for all tables of `call`, (table, number of rows), or for none.
+    """Reserve rows for all tables of `call`, (table, number of rows) pairs, or for none.
 
     Raises CacheFull if the pool has no room for all; every table is unchanged.
     """

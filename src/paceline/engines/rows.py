@@ -1,16 +1,16 @@
-"""Rows that the calls of an engine may have, so that a row's bits do not depend on its call.
+"""Row counts that keep a row's bits independent of its forward pass.
 
-Runtimes choose kernels by the rows and the keys of a call, and kernels add in different orders. Two
-calls whose numbers of rows are in one *class* give a position the same bits. So a role keeps to one
-class:
+Runtimes choose kernels by the rows and the keys of a forward pass, and kernels add in different
+orders. Two passes whose row counts are in one *class* give a position the same bits. So each role
+uses one class:
 
-    prompt of 100 tokens, prefill 64-512     one call of 100 rows
-    prompt of 40 tokens, prefill 64-512      one call of 64 rows: 40, and 24 of padding
+    prompt of 100 tokens, prefill 64-512     one pass of 100 rows
+    prompt of 40 tokens, prefill 64-512      one pass of 64 rows: 40, and 24 of padding
     answer, decode 2-16                      1 row and one of padding, or 1 + a draft of up to 15
-    a draft of 20                            calls of 16 and 5 rows
+    a draft of 20                            passes of 16 and 5 rows
 
-One row alone is the cheapest call, and the most likely to be a class of its own: there is less to
-divide among threads, so a kernel may divide keys, by their number.
+One row alone is the cheapest pass, and the most likely to be a class of its own: there is less work
+to divide among threads, so a kernel may divide the keys, depending on their number.
 
 Where a runtime's source says which rows are in a class, an engine states its rules and verifies
 them (`rows_hold` in `exact.py`). Where that depends on the chip, it measures them.
@@ -26,20 +26,20 @@ from paceline.storage.files import read_json, write_json
 
 
 class RowRange(NamedTuple):
-    """Least and most rows of a call: a longer block is split, a shorter one padded."""
+    """Minimum and maximum rows of a pass: a longer block is split, a shorter one padded."""
 
     least: int
     most: int
 
     def split(self, count: int, position: int = 0, cuts: Sequence[int] = ()) -> Iterator[slice]:
-        """Yield the slices of a block of `count` rows that starts at `position`, one per call.
+        """Yield the slices of a block of `count` rows that starts at `position`, one per pass.
 
-        `cuts` are numbers of keys at which a kernel may change. A call before a cut has fewer keys,
-        even if it is padded, and a call after it has at least as many:
+        `cuts` are numbers of keys where a kernel may change. A pass before a cut has fewer keys,
+        even if it is padded, and a pass after it has at least that many:
 
-            rows of a call       2 to 8        cut at 1024 keys: no call crosses position 1022
+            rows of a pass       2 to 8        cut at 1024 keys: no pass crosses position 1022
             block at 1018        [1018 .. 1021] [1022 .. 1025]
-            keys of the calls     1,022          1,026
+            keys of the passes    1,022          1,026
         """
         at = 0
         while at < count:
@@ -54,33 +54,33 @@ class RowRange(NamedTuple):
 
 
 class RowRules(NamedTuple):
-    """Rows that an engine's calls may have; see the top of this file."""
+    """Row counts that an engine's passes may have; see the top of this file."""
 
     decode: RowRange
     """Rows of one sequence's answer."""
     prefill: RowRange
     single: bool = False
-    """Whether a single row, where the library's rule allows it, is in the class of decode."""
+    """True if a single row, where the library's rule allows it, is in the class of decode."""
     together: int = 1
-    """Most rows of a call that several sequences share; 1: none do."""
+    """Maximum rows of a pass that several sequences share; 1: none do."""
     cuts: Sequence[int] = ()
-    """Keys at which kernels change, ascending: no call of an answer crosses them."""
+    """Keys where kernels change, ascending: no pass of an answer crosses them."""
 
     @property
     def one_class(self) -> bool:
-        """Whether an answer's rows have the bits of a prompt's, which a later prompt may share."""
+        """True if an answer's rows have the bits of a prompt's; later prompts may share them."""
         return self.prefill.least == self.decode.least > 1
 
     @property
     def outputs(self) -> int:
-        """Least rows of a call with logits, if any: after attention they run without the others."""
+        """Minimum rows of a pass with logits, if any: after attention only these rows run."""
         return 1 if self.single else self.decode.least
 
     @property
     def rollback(self) -> int:
-        """Most rows of a call that are dropped: of a draft, or padding. A call keeps one at least.
+        """Maximum rows per pass that are dropped: a draft's, or padding. A pass keeps at least one.
 
-        A longer draft, in several calls, may lose rows of earlier ones.
+        A longer draft, in several passes, may lose rows of earlier ones.
         """
         return max(self.decode.most, self.prefill.least) - 1
 
@@ -92,10 +92,10 @@ class RowRules(NamedTuple):
 
 
 def save_rules(path: Path | None, rules: RowRules) -> None:
-    """Store verified rules, if there is a path for them."""
+    """Store verified rules if a path is given."""
     if path is None:
         return
-    with contextlib.suppress(OSError):  # then they are verified again
+    with contextlib.suppress(OSError):  # they are then verified again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, rules._asdict())
 

@@ -1,7 +1,7 @@
-"""Which model a name means, where its files are, and what they say of it; tokenizer and template.
+"""Model names, files and metadata; tokenizers and chat templates.
 
-`resolve` turns a model's name into `ModelFiles`, which an engine can open. This is the only door:
-other rooms import nothing from the modules inside.
+`resolve` turns a model's name into `ModelFiles`, which an engine can open. This is the only entry
+point: other packages import nothing from the modules inside.
 """
 
 from paceline.models.checkpoints import read_facts

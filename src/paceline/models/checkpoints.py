@@ -1,11 +1,11 @@
-"""Hugging Face checkpoints: whether one is complete, and what its files say of the model.
+"""Hugging Face checkpoints: completeness checks and metadata.
 
 Facts, settings and chat template are read from config.json, generation_config.json,
 tokenizer_config.json and tokenizer.json. These files differ between exporters, so values of an
-unexpected type are ignored, not rejected; of the sampling settings, which users see, they are
-rejected. Ranges of settings are checked where they are used.
+unexpected type are ignored, not rejected. Sampling settings, which users see, are rejected.
+Ranges of settings are checked where they are used.
 
-Invariant: missing settings have no default here.
+Invariant: this module sets no defaults for missing settings.
 """
 
 import importlib.util
@@ -29,18 +29,18 @@ _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
 
 ONLY_SAFETENSORS = (
-    "a checkpoint's weights must be safetensors: take another revision or repository of the model, "
-    "or a GGUF file of it (owner/name:Q4_K_M on the hub)"
+    "a checkpoint's weights must be safetensors: use another revision or repository of the model, "
+    "or a GGUF file (owner/name:Q4_K_M on the Hugging Face Hub)"
 )
-"""What to do with weights in PyTorch's own format, as a sentence's end."""
+"""Advice for weights in PyTorch's own format, as the end of a sentence."""
 
 _Number = Annotated[float, Limit(gt=-(10**9), lt=10**9)]
 _Integer = Annotated[float, Limit(gt=-(10**9), lt=10**9, multiple_of=1)]
-"""20.0 is one too."""
+"""An integer, also if written as 20.0."""
 
 
 def mlx_available() -> bool:
-    """Whether checkpoints run here unconverted: on Apple Silicon, with mlx-lm installed."""
+    """Return whether checkpoints run unconverted: on Apple Silicon, with mlx-lm installed."""
     apple_silicon = sys.platform == "darwin" and platform.machine() == "arm64"
     return apple_silicon and importlib.util.find_spec("mlx_lm") is not None
 
@@ -51,13 +51,13 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def cached(name: str, revision: str | None = None) -> Path | None:
-    """Folder of a hub checkpoint that is complete on this machine."""
+    """Return the folder of a complete checkpoint in the Hugging Face cache, or None."""
     folder = hub.cached_snapshot(name, hub.CHECKPOINT.required, revision=revision)
     return folder if folder is not None and not any(_missing(folder)) else None
 
 
 def check_complete(folder: Path) -> None:
-    """Raise ModelError, which names the missing files, for an incomplete checkpoint."""
+    """Raise ModelError, naming the missing files, for an incomplete checkpoint."""
     if missing := list(_missing(folder)):
         fault = f"not a complete Hugging Face checkpoint: {', '.join(missing)} missing"
         has_others = _WEIGHTS in missing and _CONFIG not in missing
@@ -77,7 +77,7 @@ def _missing(folder: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """Keys of generation_config.json that are options here; vLLM reads the same."""
+    """Keys of generation_config.json that paceline supports; vLLM reads the same."""
 
     temperature: _Number | None = None
     top_p: _Number | None = None
@@ -88,7 +88,7 @@ class _Generation:
 
 
 def read_generation_config(folder: Path) -> Settings:
-    """Settings in the generation_config.json of `folder`; empty where there is no file.
+    """Read the settings in the generation_config.json of `folder`; empty without a file.
 
     `do_sample: false` is temperature 0, whatever the file's temperature; `do_sample: true` without
     a temperature is 1, as in transformers. Raises ModelError for values that are not numbers.
@@ -118,7 +118,7 @@ def read_generation_config(folder: Path) -> Settings:
 
 
 def read_facts(folder: Path) -> Facts:
-    """Facts about the model in `folder`. Raises ModelError for unreadable files."""
+    """Read the facts about the model in `folder`. Raises ModelError for unreadable files."""
     config = read_json(folder / "config.json")
     if isinstance(inner := config.get("text_config"), dict):
         config = inner
@@ -152,7 +152,7 @@ def read_facts(folder: Path) -> Facts:
 
 
 def read_template(folder: Path) -> str | None:
-    """Chat template of the model in `folder`, from any of the files that may have it."""
+    """Return the chat template of the model in `folder`, from any file that may contain it."""
     path = folder / TEMPLATE
     if path.is_file():
         return read_text(path)
@@ -179,13 +179,13 @@ def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
 
 
 def _ids(value: object) -> list[int]:
-    """Token ids of a value that is one id, a list of ids, or anything else."""
+    """Return the token ids of a value that is one id, a list of ids, or anything else."""
     ids = value if isinstance(value, list) else [value]
     return [token for token in ids if isinstance(token, int) and not isinstance(token, bool)]
 
 
 def _token_name(value: object) -> str | None:
-    """Name of a token in tokenizer_config.json: a string, or the `content` of an object."""
+    """Return a token's name in tokenizer_config.json: a string, or the `content` of an object."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
 

@@ -1,6 +1,6 @@
 """Opens model folders: those paceline prepared (with a manifest), and checkpoints.
 
-Independent of fetching and converting.
+Independent of downloads and conversion.
 Invariant: one error names all missing files of a folder.
 """
 
@@ -27,24 +27,24 @@ from paceline.storage.text import text_bytes
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model on this disk that an engine can open."""
+    """An installed model that an engine can open."""
 
     name: str
     """The name that the user gave."""
     folder: Path
     facts: Facts
     fingerprint: str
-    """Identity of graph and weights, hex; the same in every run."""
+    """Fingerprint of graph and weights, hex; the same in every run."""
     chat_template: str | None
     source: str
-    """What it was made from, for display."""
+    """Its source, for display."""
     engine: str = "llamacpp"
     weights: Path | None = None
-    """The GGUF file that the engine opens; None for a model of another format."""
+    """The GGUF file that the engine opens; None for a model in another format."""
 
     @cached_property
     def short_name(self) -> str:
-        """The name to show to clients: without the folders of a path."""
+        """The name shown to clients: without the folders of a path."""
         path = Path(self.name)
         return path.name.removesuffix(".gguf") if path.exists() else self.name
 
@@ -59,13 +59,13 @@ class ModelFiles:
 
     @property
     def path(self) -> Path:
-        """What its engine opens: a GGUF file, or the folder."""
+        """The path that its engine opens: a GGUF file, or the folder."""
         return self.weights or self.folder
 
     @cached_property
     def weights_bytes(self) -> int:
-        """Bytes of what its engine opens."""
-        # Models of the hub's cache are links to blobs.
+        """Bytes of the files that its engine opens."""
+        # Models in the Hugging Face cache are links to blobs.
         return sum(size_of(path, links=True) for path in shards_beside(self.path))
 
     @property
@@ -75,13 +75,13 @@ class ModelFiles:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Read when it is first used. Raises ModelError when it cannot be read."""
+        """The tokenizer, read at first use. Raises ModelError if it cannot be read."""
         path = self.folder / TOKENIZER
         return Tokenizer(path, bos_token_id=self.facts.bos_token_id, add_bos=self.facts.add_bos)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """Compiled when it is first used. Raises ModelError when there is none."""
+        """The chat template, compiled at first use. Raises ModelError if there is none."""
         return ChatTemplate(
             self.chat_template,
             bos_token=self.facts.bos_token,
@@ -91,21 +91,21 @@ class ModelFiles:
 
     @cached_property
     def thinking(self) -> Thinking:
-        """How the model marks thoughts, and how its template turns them off."""
+        """The model's reasoning format, and the template variables that turn reasoning off."""
         return Thinking(self.chat_template, self.tokenizer, self.short_name)
 
     @cached_property
     def control_text(self) -> ControlText:
-        """What keeps text in messages from becoming control tokens."""
+        """The guard that keeps text in messages from becoming control tokens."""
         return ControlText(self.tokenizer, self.chat_template, self.thinking)
 
 
 def open_folder(folder: Path, name: str, progress: Progress | None = None) -> ModelFiles:
-    """Open the model in `folder`, without copying it: a checkpoint only where MLX runs.
+    """Open the model in `folder`, without copying it; checkpoints only if MLX is available.
 
     With `progress`, files of a prepared model that have changed since they were hashed are hashed
-    again. Raises ModelError, which names every file that is missing or not what was made, or how
-    to use another kind of model.
+    again. Raises ModelError, which names every missing or changed file, or how to use another
+    kind of model.
     """
     if checkpoints.is_checkpoint(folder) and checkpoints.mlx_available():
         return open_checkpoint(folder, name)
@@ -131,11 +131,11 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
     if not hashed and (faults := changed_files(folder, manifest, progress or QUIET)):
         raise ModelError(
             f"{folder} is damaged: {'; '.join(faults)}; remove this folder, and the next command "
-            "makes it again (if it was copied or converted by hand, do that again)"
+            "creates it again (if you copied or converted it yourself, repeat that)"
         )
     weights = manifest.gguf(folder)
     if weights is not None and not weights.is_file():
-        raise ModelError(f"{weights} is gone; {folder} was made for it and can be removed")
+        raise ModelError(f"{weights} is missing; {folder} depends on it and can be removed")
     kind = manifest.source.get("kind", "unknown")
     hidden = ("kind", "sha256", "fingerprint")
     rest = " ".join(text for key, text in manifest.source.items() if key not in hidden)
@@ -152,16 +152,16 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
 
 
 def _not_a_model(folder: Path) -> str:
-    """Return why a folder cannot be opened as a model, and what to give in its place."""
+    """Return why a folder cannot be opened as a model, and what to use instead."""
     if any(folder.glob("*.safetensors")):
         if (folder / "config.json").is_file():
             return f"{folder} is {instead()}"
     elif old := sorted(folder.glob("pytorch_model*.bin")):
         return f"{folder} has {old[0].name}; {checkpoints.ONLY_SAFETENSORS}"
     if ggufs := sorted(folder.glob("*.gguf")):
-        return f"{folder} is a folder; for its GGUF file, give the path {ggufs[0]}"
+        return f"{folder} is a folder; to use its GGUF file, give the path {ggufs[0]}"
     if (folder / "openvino_model.xml").is_file():
-        return f"{folder} is an OpenVINO model, which paceline does not run; use a GGUF file of it"
+        return f"{folder} is an OpenVINO model, which paceline does not run; use its GGUF version"
     return (
         f"{folder} is not a model: expected a GGUF file, or a folder with config.json and "
         "safetensors"
@@ -169,7 +169,7 @@ def _not_a_model(folder: Path) -> str:
 
 
 def stat_fingerprint(paths: Iterable[Path]) -> str:
-    """Identity of files by names, sizes, times and inodes, hex: hashing takes too long."""
+    """Identify files by names, sizes, times and inodes, in hex: hashing takes too long."""
     digest = hashlib.sha256()
     for path in paths:
         stat = path.stat()

@@ -1,8 +1,8 @@
-"""Models on this machine, and those with a short name to fetch: list, check, remove.
+"""Lists, checks and removes installed models, and lists models with a short name to download.
 
-Invariants: every path that is removed is in the folder of prepared models, in the hub's cache, or a
-packed copy of such a file, never a file of the user or another program; and the size of a model in
-a list is what its removal frees, and what stays of it.
+Invariants: every removed path is in the folder of prepared models, in the Hugging Face cache, or a
+packed copy of such a file, never a file of the user or another program; and a model's listed size
+is the sum of what its removal frees, and what remains on disk.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +28,7 @@ from paceline.storage.text import visible
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A model that is here or can be fetched."""
+    """A model that is installed or can be downloaded."""
 
     name: str
     here: bool
@@ -36,23 +36,23 @@ class Listed:
     folder: Path | None = None
     """The folder of a prepared model, or of a checkpoint."""
     bytes: int = 0
-    """On this disk, without packed copies; 0 when it is not here."""
+    """On this disk, without packed copies; 0 if it is not installed."""
     file: Path | None = None
-    """The GGUF file that is used where it is; of a split model, the first."""
+    """The GGUF file that is used in place; of a split model, the first."""
     fits: bool | None = None
-    """Whether it fits this machine's memory; None for a model that cannot be read."""
+    """True if it fits this machine's memory; None for a model that cannot be read."""
     to_fetch: int = 0
-    """Bytes of a model that is not here."""
+    """Download size of a model that is not installed."""
     context_length: int | None = None
-    """In tokens; None: not known before it is prepared."""
+    """In tokens; None: unknown until it is prepared."""
     device: str | None = None
-    """Where a GGUF file runs; None: the processor, on a machine without another device."""
+    """Device of a GGUF file; None: the CPU, on a machine without another device."""
 
 
 def list_models(cache: Path | None = None) -> list[Listed]:
-    """Prepared models, those in the hub's cache and of other programs; then others to fetch.
+    """List prepared models, those in the Hugging Face cache and other apps, then downloads.
 
-    Every name can be used, but of a model that is broken. A file that has several is listed once.
+    Every name can be used, except those of broken models. A file with several names is listed once.
     """
     files = {file.path.resolve(): file for file in _files()}
     prepared = [_listed(folder, files) for folder in _prepared(cache)]
@@ -70,7 +70,7 @@ def list_models(cache: Path | None = None) -> list[Listed]:
 
 
 def list_drafters() -> Iterator[Listed]:
-    """Drafters in the hub's cache: GGUF files, and folders, of which some are checkpoints."""
+    """Yield drafters in the Hugging Face cache: GGUF files, and folders, including checkpoints."""
     for file in filter(_drafts, cached_models()):
         yield Listed(file.name, True, file.about, None, file.bytes, file.path)
     for name, folder in hub.cached_folders(hub.DRAFTER):
@@ -82,7 +82,7 @@ def _drafts(file: LocalFile) -> bool:
 
 
 def check_models(cache: Path | None = None, progress: Progress = QUIET) -> int:
-    """Number of prepared models. Raises CheckFailed, which names every file that has changed."""
+    """Return the number of prepared models. Raises CheckFailed, naming every changed file."""
     faults: list[str] = []
     folders = _prepared(cache)
     for folder in folders:
@@ -103,7 +103,7 @@ def _prepared(cache: Path | None) -> list[Path]:
 
 
 def _files() -> Iterator[LocalFile]:
-    """GGUF files that are used in place. Of a file with several names, the last is the best."""
+    """Yield GGUF files that are used in place; of several names of a file, the last is the best."""
     yield from ollama_models()
     sizes = {}
     for file in cached_models():
@@ -116,7 +116,7 @@ def _files() -> Iterator[LocalFile]:
 
 
 def _to_fetch() -> Iterator[Listed]:
-    """Models with a short name."""
+    """Yield models with a short name."""
     for name, wheel in REGISTRY.items():
         fitting = fits(wheel.member_bytes)
         yield Listed(name, False, wheel.about, fits=fitting, to_fetch=wheel.wheel_bytes)
@@ -125,7 +125,7 @@ def _to_fetch() -> Iterator[Listed]:
 
 
 def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
-    """A prepared model; one made of a GGUF file in `files` has that file's name."""
+    """Describe a prepared model; one made from a GGUF file in `files` has that file's name."""
     try:
         manifest = read_manifest(folder)
     except ModelError as error:
@@ -140,7 +140,7 @@ def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
         name, about = name + CORE_ML_SUFFIX, f"for Core ML; {about}"
     path = manifest.gguf(folder) or folder
     if kind == GGUF and not path.is_file():
-        gone = "its file is gone; `paceline rm` frees the rest"
+        gone = "source file missing; `paceline rm` deletes the cached data"
         return Listed(name, False, gone, folder, size, path)
     if kind != GGUF:
         return Listed(name, True, about, folder, size, fits=fits(size), context_length=context)
@@ -159,30 +159,30 @@ class Removal:
     weights: tuple[Path, ...]
     """GGUF files of the model as engines open them, removed or not."""
     stays: tuple[Path, ...]
-    """Its files that are not paceline's."""
+    """Its files that do not belong to paceline."""
 
     @property
     def bytes(self) -> int:
-        """Size of all that is removed."""
+        """Size of everything that is removed."""
         return sum(map(size_of, self.paths))
 
     @property
     def bytes_on_disk(self) -> int:
-        """Size of the model on this disk: what is removed, and what stays."""
+        """Size of the model on this disk: removed and remaining files."""
         return self.bytes + sum(map(size_of, self.stays))
 
     def with_paths(self, more: Callable[[Iterable[Path]], Iterable[Path]]) -> "Removal":
-        """Also remove what `more` returns for the GGUF files."""
+        """Add the paths that `more` returns for the GGUF files."""
         return replace(self, paths=(*self.paths, *more(self.weights)))
 
     def remove(self) -> None:
-        """Remove all of it. Raises ModelError for what cannot be removed."""
+        """Remove everything. Raises ModelError for paths that cannot be removed."""
         for path in self.paths:
             remove(path)
 
 
 def find_removal(name: str, cache: Path | None = None) -> Removal:
-    """What removing a model removes, in all forms. Raises ModelNotFound if it is not here."""
+    """Return all forms of a model to remove. Raises ModelNotFound if it is not installed."""
     listed = [model for model in list_models(cache) if model.here or model.folder is not None]
     listed += list_drafters()
     searched = visible(canonical(name), line=True).casefold()
@@ -191,7 +191,7 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
     if not models:
         names = [model.name for model in listed]
         raise ModelNotFound(
-            f"{name} is not on this machine; {did_you_mean(name, names)}here are "
+            f"model {name} is not installed; {did_you_mean(name, names)}installed models: "
             f"{', '.join(names) or 'none'}"
         )
     return removal_of(models, cache)

@@ -25,13 +25,13 @@ TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 """Sampling settings of a model's authors."""
 GGUF_WEIGHTS = "model.gguf"
-"""Weights that were made for a model, in the same folder."""
+"""Weights made for a model, in the same folder."""
 GGUF = "gguf file"
 """`kind` of a model whose weights stay in the GGUF file `from`; the folder has the rest."""
 
 
 Pooling = Literal["mean", "first", "last"]
-"""Which rows of the last norm's output an embedding is made of."""
+"""Rows of the last norm's output that make an embedding."""
 
 Settings = Mapping[str, float | int]
 """Sampling settings: option of `paceline.Options` -> value."""
@@ -52,17 +52,17 @@ class Facts:
     pooling: Pooling | None = dataclasses.field(default=None, kw_only=True)
     """None: it makes no embeddings."""
     pooled_end: Count | None = dataclasses.field(default=None, kw_only=True)
-    """Token with which a pooled text ends; None: with any."""
+    """Token at the end of a pooled text; None: any."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError where there is no token to add."""
+        """Raise ValueError if the token to add is missing."""
         if self.add_bos and self.bos_token_id is None:
-            raise ValueError("add_bos is true but there is no bos_token_id")
+            raise ValueError("add_bos is true but bos_token_id is missing")
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Content of `manifest.json`. `facts` are there by themselves, or beside the other values."""
+    """Content of `manifest.json`. `facts` are a separate object, or next to the other values."""
 
     kind: Literal["paceline-model", "coreml-model"]
     version: Literal[1]
@@ -77,7 +77,7 @@ class Manifest:
         return "coreml" if self.kind == CORE_ML else "llamacpp"
 
     def gguf(self, folder: Path) -> Path | None:
-        """The GGUF file with graph and weights: in `folder`, or one that stays elsewhere."""
+        """Return the GGUF file with graph and weights: in `folder`, or one stored elsewhere."""
         if self.source.get("kind") == GGUF:
             place = self.source["from"]
             if place.startswith("file://"):
@@ -89,7 +89,7 @@ class Manifest:
     def fingerprint(self) -> str:
         """Identity of the weights: equal only for equal bytes.
 
-        Of a GGUF file only name, size, time and inode are compared: hashing takes too long.
+        For a GGUF file, only name, size, time and inode are compared: hashing takes too long.
         """
         if self.source.get("kind") == GGUF:
             return self.source["fingerprint"]
@@ -110,9 +110,9 @@ def write_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Manifest of `folder`; every file is present with its recorded size.
+    """Read the manifest of `folder`; every file is present with its recorded size.
 
-    Of a Core ML model, only the fields that all models have are checked; its engine checks the
+    In a Core ML model, only the fields that all models have are checked; its engine checks the
     rest. Contents are not hashed: see `changed_files`. Raises ModelError that names every fault.
     """
     path = folder / MANIFEST
@@ -129,7 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def changed_files(folder: Path, manifest: Manifest, progress: Progress = QUIET) -> list[str]:
-    """Faults of the files in `folder` whose checksums differ from the manifest's."""
+    """List faults of the files in `folder` whose checksums differ from the manifest's."""
     total = sum(record.bytes for record in manifest.files.values())
     with progress.task(f"checking {manifest.name}", total) as update:
         return changed_contents(folder, manifest.files, update)

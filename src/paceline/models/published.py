@@ -1,8 +1,8 @@
-"""Drafters that others have published: which exist for a model, which are here, and how to get one.
+"""Published drafters: which exist for a model, which are installed, and how to get one.
 
-`published.json` has them with their sources. A model is recognized by its architecture, layers,
-width and vocabulary, so its fine-tunes are too; of models that agree in all four, the one that the
-name or the file's own metadata has. Invariant: what is wrong here costs speed, and no token.
+`published.json` lists them with their sources. A model is recognized by its architecture, layers,
+width and vocabulary, and so are its fine-tunes; among models that agree in all four, the name or
+the file's own metadata decides. Invariant: errors in this module cost speed, and change no token.
 """
 
 import re
@@ -30,14 +30,14 @@ _ENGINES = {"gguf": "llamacpp", "safetensors": "mlx"}
 @dataclass(frozen=True, slots=True)
 class Gain:
     times: str
-    """How many times as fast as plain decoding."""
+    """Speedup over plain decoding."""
     where: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A drafter on the hub."""
+    """A drafter on the Hugging Face Hub."""
 
     target: str
     """Name of the model that it was trained for."""
@@ -46,31 +46,31 @@ class Published:
     name: str
     """owner/name, or owner/name:TAG."""
     source: str
-    """The page that names it."""
+    """The page that describes it."""
     bytes: Positive | None = None
     gain: Gain | None = None
 
     @property
     def kind(self) -> str:
-        """The drafter that runs it, as in `--drafter KIND:NAME`."""
+        """The drafter kind that runs it, as in `--drafter KIND:NAME`."""
         return "mtp" if self.form == "EAGLE-3" else "dflash"
 
     @property
     def engine(self) -> str:
-        """The engine of the models that it drafts for here."""
+        """The engine of the models that it drafts for."""
         return _ENGINES[self.format]
 
     def size(self) -> int | None:
-        """Bytes to fetch: the hub is asked where the registry does not say. None: unknown."""
+        """Return the download size in bytes, from the registry or the Hub. None: unknown."""
         return self.bytes or (drafter_bytes(self.name) if self.find() is None else None)
 
     def line(self, model: str, bytes_: int | None) -> str:
-        """What it is, its size and gains, and how a user of `model` gets it."""
+        """Describe the drafter, its size and gains, and how a user of `model` gets it."""
         size = f", {megabytes(bytes_)}" if bytes_ else ""
         gain = f", {self.gain.times} times as fast on {self.gain.where}" if self.gain else ""
-        way = f"is published: `paceline pull {model} --drafter` fetches it"
+        way = f"is published: `paceline pull {model} --drafter` downloads it"
         if self.find() is not None:
-            way = "is here: --drafter auto takes it where it gains"
+            way = "is installed: --drafter auto uses it where it is faster"
         return f"a drafter for {self.target} ({self.form}{size}{gain}) {way}"
 
     def find(self) -> Path | None:
@@ -90,10 +90,10 @@ def registry() -> _Registry:
 
 
 def published_for(files: ModelFiles) -> list[Published]:
-    """Drafters for a model in the format of its engine; the first is the one to get."""
+    """Return drafters for a model in the format of its engine; the first is the one to get."""
     try:
         sizes, said = drafters.sizes_of(files.path)
-    except ModelError:  # what is wrong with a model is told by those who open it
+    except ModelError:  # errors of a model are reported when it is opened
         return []
     same = [name for name, target in registry().targets.items() if _plain(target) == _plain(sizes)]
     called = _letters(f"{files.name} {said}")
@@ -106,11 +106,11 @@ def published_for(files: ModelFiles) -> list[Published]:
 
 
 def fetch(files: ModelFiles, progress: Progress) -> None:
-    """Bring the best drafter for a model here, whole and checked.
+    """Download the best drafter for a model and check it.
 
     Raises:
         ModelNotFound: none is published.
-        ModelError: it cannot be fetched, or is not one for this model.
+        ModelError: it cannot be downloaded, or does not fit this model.
     """
     drafter = next(iter(published_for(files)), None)
     if drafter is None:
@@ -118,8 +118,8 @@ def fetch(files: ModelFiles, progress: Progress) -> None:
             dict.fromkeys(d.target for d in registry().drafters if d.engine == files.engine)
         )
         raise ModelNotFound(
-            f"no drafter for {files.name} is known to be published for the engine {files.engine}, "
-            f"but for {known or 'none'}; --drafter dflash:owner/name takes another"
+            f"no published drafter for {files.name} is known for the engine {files.engine}; known "
+            f"targets: {known or 'none'}; --drafter dflash:owner/name uses another drafter"
         )
     path = resolve_drafter(drafter.name, progress, gguf=drafter.format == "gguf")
     try:
@@ -130,7 +130,7 @@ def fetch(files: ModelFiles, progress: Progress) -> None:
 
 
 class Installed:
-    """The published drafters for one model that are here, as `auto` takes them."""
+    """The installed published drafters for one model, as `auto` uses them."""
 
     def __init__(self, files: ModelFiles, progress: Progress) -> None:
         """Read nothing yet."""
@@ -139,9 +139,9 @@ class Installed:
         self._opened: object = None
 
     def specs(self, resources: DrafterResources) -> Sequence[str]:
-        """A drafter of each kind that the model does not have itself; opened if its engine is.
+        """Return a drafter of each kind that the model lacks; opened if its engine is.
 
-        Of those that do not fit, or cannot be opened, the user hears once.
+        Drafters that do not fit, or cannot be opened, are reported once.
         """
         if self._specs is None:
             self._specs = [*self._fitting()]
@@ -171,11 +171,11 @@ class Installed:
                     yield f"{drafter.kind}:{drafter.name}"
 
     def _leave_out(self, error: PacelineError) -> None:
-        self._progress.say(f"{' '.join(str(error).split())}; auto goes on without it")
+        self._progress.say(f"{' '.join(str(error).split())}; auto continues without it")
 
 
 def _check(drafter: Published, files: ModelFiles) -> None:
-    """Raise ModelError if a drafter that is here is not one for a model."""
+    """Raise ModelError if an installed drafter does not fit a model."""
     path, kind = drafter.find(), drafters.load_kind(files.engine, drafter.kind)
     assert path is not None
     kind.taps(path, files.path)
@@ -183,23 +183,23 @@ def _check(drafter: Published, files: ModelFiles) -> None:
     if facts is None or not fits(facts, files.path):
         raise ModelError(
             f"{drafter.name} does not draft for {files.name}: expected a drafter for its width and "
-            "vocabulary; name another one"
+            "vocabulary; use another drafter"
         )
 
 
 def fits(facts: HeadFacts, path: Path) -> bool:
-    """Whether a drafter has the sizes of the model at a path."""
+    """Return whether a drafter has the sizes of the model at a path."""
     try:
         sizes, _ = drafters.sizes_of(path)
     except ModelError:
         return False
-    # Not every chain says how many layers its target has.
+    # Not all drafters specify the number of their target's layers.
     layers = facts.kind == "mtp" or facts.layers in (None, sizes.layers)
     return layers and (facts.hidden_size, facts.vocab_size) == (sizes.width, sizes.vocabulary)
 
 
 def _plain(sizes: Sizes) -> Sizes:
-    """With the architecture as both formats would spell it: qwen3_5_text is qwen35 in GGUF."""
+    """Return sizes with the architecture's shared spelling: qwen3_5_text is qwen35 in GGUF."""
     return sizes._replace(architecture=_letters(sizes.architecture.removesuffix("_text")))
 
 

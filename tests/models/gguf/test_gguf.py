@@ -133,7 +133,7 @@ def test_a_file_that_may_not_fit_is_opened_after_a_line(
     size, output = tiny_gguf.stat().st_size, StringIO()
     monkeypatch.setattr(support, "memory_bytes", lambda: int(1.1 * size))
     resolve(str(tiny_gguf), tmp_path / "cache", Progress(output))
-    assert "of memory, and this machine has" in output.getvalue().splitlines()[0]
+    assert "of memory, but this machine has" in output.getvalue().splitlines()[0]
     monkeypatch.setattr(support, "memory_bytes", lambda: 2 * size)
     output = StringIO()
     resolve(str(tiny_gguf), tmp_path / "cache", Progress(output))

@@ -80,7 +80,7 @@ def test_a_broken_file_beside_it_is_no_help(content: bytes, tmp_path: Path):
     fields = {**byte_pairs(9), "tokenizer.ggml.pre": "of-tomorrow"}
     message = refusal(fields, tmp_path / "a.gguf")
     assert "of-tomorrow" in message
-    assert "tokenizer.json of the model it was made of beside the file" in message
+    assert "put the tokenizer.json of the original model next to the file" in message
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def test_gemma_3_with_ollamas_own_metadata_or_an_image_encoder_is_refused(gemma3
     for name in ("mm.tokens_per_image", "rope.global.freq_base", "rope.local.freq_base"):
         refused(
             replace(gemma3, fields={**gemma3.fields, f"gemma3.{name}": 1e4}),
-            f"layout of ollama's own converter, not in llama.cpp's (it has gemma3.{name})",
-            "use a gemma3 file of the hub",
+            f"layout of ollama's own converter, not llama.cpp's (it has gemma3.{name})",
+            "use a gemma3 file from the Hugging Face Hub",
         )
     fields = {name: value for name, value in gemma3.fields.items() if name != EPSILON}
     refused(replace(gemma3, fields=fields), f"(it has no {EPSILON})")
@@ -50,7 +50,7 @@ def test_gpt_oss_under_ollamas_name_is_refused_with_the_name_that_works(
 
     path = tmp_path / "gptoss.gguf"
     path.write_bytes(tiny_gguf.read_bytes().replace(text("llama"), text("gptoss"), 1))
-    with raises(ModelError, path, "use a gpt-oss file of the hub"):
+    with raises(ModelError, path, "use a gpt-oss file from the Hugging Face Hub"):
         resolve(str(path), tmp_path / "cache")
 
 
@@ -109,5 +109,5 @@ def test_a_file_of_another_format_is_named_with_what_to_do(
 def test_a_gguf_file_of_another_kind_is_named(
     fields: dict[str, object], name: str, gemma3: GgufFile
 ):
-    refused(replace(gemma3, fields={**gemma3.fields, **fields}), name, "give the GGUF file of")
+    refused(replace(gemma3, fields={**gemma3.fields, **fields}), name, "use the GGUF file of")
     check_layout(Path("m.gguf"), replace(gemma3, fields={**gemma3.fields, "general.type": "model"}))

@@ -31,14 +31,14 @@ def http(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
     ("error", "kind", "reason"),
     [
         (http(errors.GatedRepoError), ModelError, "hf auth login"),
-        (http(errors.RepositoryNotFoundError), ModelNotFound, "the hub has no model some/model"),
-        (http(errors.RemoteEntryNotFoundError), ModelError, "not all of its files"),
+        (http(errors.RepositoryNotFoundError), ModelNotFound, "Hub has no model some/model"),
+        (http(errors.RemoteEntryNotFoundError), ModelError, "is incomplete on the Hub"),
         (http(errors.RevisionNotFoundError), ModelNotFound, "no such revision"),
         (http(errors.HfHubHTTPError), ModelError, "cannot be reached"),
         (errors.LocalEntryNotFoundError("no connection"), ModelError, "cannot be reached"),
         (ConnectionResetError("gone"), ModelError, "cannot be reached"),
         (RuntimeError("a proxy's answer that nobody expected"), ModelError, "cannot be reached"),
-        (errors.HFValidationError("no name"), ModelNotFound, "not a hub name"),
+        (errors.HFValidationError("no name"), ModelNotFound, "not a Hub name"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), ModelError, "No space left"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), ModelError, "denied: '/x'"),
         (KeyboardInterrupt(), KeyboardInterrupt, ""),
@@ -109,6 +109,6 @@ def test_only_what_a_kind_of_model_needs_is_fetched_and_what_it_lacks_is_named(f
     assert hub.cached_snapshot("some/model", hub.CHECKPOINT.required) == folder
     fake.asked.clear()
     fake.add("some/head", "model.safetensors")
-    with raises(ModelError, "some/head has no config.json on the hub, so it is not a drafter"):
+    with raises(ModelError, "some/head has no config.json on the Hub, so it is not a drafter"):
         resolve_drafter("some/head")
     assert fake.downloads() == []

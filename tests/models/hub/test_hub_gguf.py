@@ -119,7 +119,7 @@ def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHu
     [
         (("config.json", "model.safetensors"), "Hugging Face checkpoint"),
         (("model.onnx", "README.md"), "look for a repository"),
-        (("mmproj-F16.gguf", "README.md"), "mmproj-F16.gguf is no language model"),
+        (("mmproj-F16.gguf", "README.md"), "mmproj-F16.gguf is not a language model"),
     ],
 )
 def test_a_repository_without_a_usable_file_says_what_it_has_instead(
@@ -283,7 +283,7 @@ def test_a_model_without_all_its_shards_or_whose_links_are_broken_is_not_here(
 def test_progress_has_the_size_and_the_bytes_of_all_files_together(name: str):
     heard = StringIO()
     fetch(HubName(NAME, tag="BF16"), Progress(heard))
-    assert heard.getvalue() == "fetching owner/name (0.0 MB)\n"
+    assert heard.getvalue() == "downloading owner/name (0.0 MB)\n"
     counted: list[int] = []
     repository = hub.repository(NAME)
     file = repository.files[Q4]

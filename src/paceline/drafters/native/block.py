@@ -1,11 +1,11 @@
 """DFlash, DFlash 2 and DSpark: a block of drafts in one pass.
 
 Formulas: arXiv 2602.06036 (DFlash), z-lab's and DeepSpec's code for the selector and the Markov
-head; the library computes them, and what is read of a row differs:
+head. llama.cpp computes them; the outputs read from the rows differ:
 
     DFlash      logits of the rows after the first
-    DSpark      logits of all rows, each with the draft before it; how likely each is accepted
-    DFlash 2    candidates of a row, and for each candidate of the row before it scores of them
+    DSpark      logits of all rows, given the draft before, and each draft's acceptance probability
+    DFlash 2    each row's candidates, and their scores for each candidate of the row before
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from paceline.drafters.draft_sampling import DraftSampler
 from paceline.drafters.native.cache import DraftCache, DraftNetwork
 
 _NEAR = 16
-"""Scores further below the best are left out: 200,000 of them are less than 0.03 of it."""
+"""Scores further below the best are ignored: 200,000 of them are less than 0.03 of it."""
 
 
 class BlockNetwork(DraftNetwork):
@@ -49,10 +49,10 @@ class BlockNetwork(DraftNetwork):
     def _selected(
         self, lattice: Logits, position: int, sampler: DraftSampler | None
     ) -> tuple[list[int], list[float]]:
-        """The path through the candidates: each by the one before it.
+        """Return the path through the candidates: each is chosen given the one before it.
 
-        A row of the lattice: n tokens, as numbers, then for each candidate of the row before it n
-        scores. The first row's are all those after the last token.
+        A lattice row: n tokens, as numbers, then n scores for each candidate of the row before it.
+        The first row's scores all follow the last token.
         """
         count = self._file.candidates
         tokens: list[int] = []
@@ -75,13 +75,13 @@ class BlockNetwork(DraftNetwork):
 def picked(
     logits: Logits, position: int, sampler: DraftSampler | None
 ) -> tuple[list[int], list[float]]:
-    """The drafts of rows of logits [n, vocab] after `position`, and the chance of each."""
+    """Return the drafts and their probabilities for rows of logits [n, vocab] after `position`."""
     if sampler is not None:
         return sampler.pick_rows(logits, position + 1)
     return logits.argmax(axis=1).tolist(), [_chance(row) for row in logits]
 
 
 def _chance(scores: Logits) -> float:
-    """Softmax of the highest score; of the others only those that count."""
+    """Return the softmax of the highest score; scores too low to matter are ignored."""
     best = scores.max()
     return float(1 / np.exp(scores[scores > best - _NEAR] - best).sum())

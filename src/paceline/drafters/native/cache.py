@@ -1,7 +1,7 @@
-"""A drafter's keys and values of one sequence, and what was observed and is not in them yet.
+"""A drafter's KV cache for one sequence, and the hidden states that are not in it yet.
 
-Observed hidden states wait in `pending` until a draft needs them: an answer whose drafts come from
-the text alone does not pay for the network. A long prompt goes in as it comes.
+Observed hidden states wait in `pending` until a draft needs them: a response that is drafted from
+text alone does not pay for the network. A long prompt is added in pieces as it arrives.
 """
 
 from abc import ABC, abstractmethod
@@ -16,12 +16,12 @@ from paceline.drafters.draft_sampling import DraftSampler
 from paceline.drafters.heads import DraftCost, HeadDrafter
 from paceline.drafters.native.file import DraftFile
 
-_MOST_PENDING = 512
-"""Rows that wait at most."""
+_MAX_PENDING = 512
+"""Maximum pending rows."""
 
 
 class DraftCache:
-    """See the top of this file; a `HeadCache`.
+    """A `HeadCache` of a native drafter; see the top of this file.
 
     A row may be one position after its state (`shift`; see `chain.py`).
     """
@@ -30,7 +30,7 @@ class DraftCache:
         """Wrap an empty `DraftContext` (engines/llamacpp/draft_context.py)."""
         self.context, self.shift = context, shift
         self.pending: list[Logits] = []
-        """[n, taps * d] each: hidden states of positions from `start` on."""
+        """[n, taps * d] each: hidden states of positions starting at `start`."""
         self.following: list[int] = []
         """The tokens after them; the last one may not be known yet."""
         self.start = 0
@@ -50,7 +50,7 @@ class DraftCache:
         return max(length - self.shift, 0)
 
     def observe(self, states: Logits, tokens: Sequence[int], start: int) -> None:
-        if self.pending and start != self.end:  # a gap: drafts begin anew after it
+        if self.pending and start != self.end:  # a gap: drafts begin again after it
             self.pending, self.following = [], []
         if not self.pending:
             self.start, self.first = start, tokens[0]
@@ -60,7 +60,7 @@ class DraftCache:
         self.following += tokens[1:]
 
     def take(self) -> tuple[Logits, list[int]]:
-        """The pending states [n, taps * d] and the tokens after them; none are left then."""
+        """Remove and return the pending states [n, taps * d] and the tokens after them."""
         states, following = np.concatenate(self.pending), self.following
         self.pending, self.following = [], []
         return states, following
@@ -73,10 +73,10 @@ class DraftCache:
         return other
 
     def truncate(self, position: int) -> None:
-        """Drop the tokens from this position on.
+        """Drop the tokens at this position and later.
 
-        A row before it that has the token at this position stays, as the state that it would need
-        is gone: one of many that a draft reads, and no draft has to be right.
+        An earlier row that contains the token at this position stays: the state to replace it is
+        gone. It is one of many rows that a draft reads, and drafts need not be right.
         """
         self.context.truncate(position)
         keep = max(position - self.start, 0)
@@ -92,11 +92,11 @@ class DraftNetwork(ABC):
     name: str
 
     def __init__(self, file: DraftFile, model: Any) -> None:
-        """Take an open drafter, `OpenDrafter`."""
+        """Take an open drafter (`OpenDrafter`)."""
         self._file, self._model = file, model
         self.taps, self.vocab_size = file.taps, file.vocab_size
         self.may_skip = False
-        """Whether it drafts after tokens whose hidden states are not known, if those before are."""
+        """True if it can draft when only the states of the most recent tokens are unknown."""
         self.cost = DraftCost()
 
     def drafter(self, cache: DraftCache, sampling: Sampling, prompt_length: int) -> Drafter:
@@ -104,19 +104,19 @@ class DraftNetwork(ABC):
 
     @abstractmethod
     def new_cache(self) -> DraftCache:
-        """An empty cache for a sequence."""
+        """Return an empty cache for a sequence."""
 
     @abstractmethod
     def fill(self, cache: DraftCache) -> None:
-        """Put what is pending into the cache's context."""
+        """Move the pending states into the cache's context."""
 
     @abstractmethod
     def draft(
         self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
     ) -> tuple[list[int], list[float]]:
-        """Draft after a text of which all but the last token were observed.
+        """Draft after a text whose tokens were all observed, except the last.
 
-        Returns draft tokens and the chance of each.
+        Returns draft tokens and their probabilities.
         """
 
 
@@ -138,5 +138,5 @@ class NativeDrafter(HeadDrafter):
             layers = [computed.taps[tap_name(layer)][:rows] for layer in self._network.taps]
             states = np.concatenate(layers, axis=1)
             self._cache.observe(states, computed.tokens[:rows], computed.start)
-            if self._cache.pending_count > _MOST_PENDING:
+            if self._cache.pending_count > _MAX_PENDING:
                 self._network.fill(self._cache)

@@ -4,8 +4,8 @@
     EAGLE-3      (b,a) (c,b) (d,c)    rows at the positions of the states
     MTP          (b,a) (c,b) (d,c)    rows at the positions of the tokens
 
-The row (d, c) gives the first draft and a state, with which that draft makes the next row. Rows of
-drafts are dropped: what is accepted comes again with the target's own states.
+The row (d, c) gives the first draft and a state; the two make the next row. Rows of drafts are
+dropped: accepted tokens are computed again with the target's own states.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ from paceline.drafters.native.cache import DraftCache, DraftNetwork
 from paceline.drafters.native.file import DraftFile
 
 LONGEST_CHAIN = 8
-"""Most tokens of a chain without the option `length`."""
+"""Maximum tokens of a chain without the option `length`."""
 
 _PIECE = 64
-"""Rows of a call."""
+"""Rows per forward pass."""
 
 
 class ChainNetwork(DraftNetwork):
     name = "mtp"
 
     def __init__(self, file: DraftFile, model: Any, length: int) -> None:
-        """Take an open drafter, `OpenDrafter`; `length` is the most tokens of a chain."""
+        """Take an open drafter (`OpenDrafter`); `length` is the maximum chain length in tokens."""
         super().__init__(file, model)
         self._length = length
         self._shift = int(file.form == "MTP")
-        """From a state's position to that of its row."""
+        """Offset from a state's position to that of its row."""
 
     def new_cache(self) -> DraftCache:
         return DraftCache(self._model.open(causal=True, hidden="outputs"), self._shift)
@@ -76,7 +76,7 @@ class ChainNetwork(DraftNetwork):
     ) -> tuple[Logits, Logits]:
         """Run rows of pending states; see `DraftContext.run`.
 
-        Only a row that is alone in its call has an output: of several the library gives the first.
+        Only a row that is alone in its pass has an output: of several, llama.cpp returns the first.
         """
         start = cache.start + self._shift
         if not self._shift:

@@ -1,7 +1,7 @@
-"""What a drafter's GGUF file says of itself, checked before llama.cpp's library maps it.
+"""Reads and checks the metadata of a drafter's GGUF file before llama.cpp maps it.
 
-The library ends the process where sizes do not fit each other, or the target: so they are compared
-here. Keys and tensors are those of its `src/models/eagle3.cpp` and `dflash.cpp`.
+llama.cpp ends the process if sizes do not fit each other or the target, so they are compared
+first. Keys and tensors are those of its `src/models/eagle3.cpp` and `dflash.cpp`.
 """
 
 from dataclasses import dataclass
@@ -16,42 +16,42 @@ from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 
 INSIDE = "nextn_predict_layers"
-"""Key of the number of MTP layers, after the model's own."""
+"""Key of the number of MTP layers, after the model's architecture."""
 
 _INT64 = 27
 """A tensor's `GGMLQuantizationType`."""
 
 _EAGLE_LAYERS = 3
-_MOST_BLOCK = 64
-"""Most rows of a block that is run in one call; see `PIECE` in `draft_context.py`."""
+_MAX_BLOCK = 64
+"""Maximum rows of a block that runs in one pass; see `PIECE` in `draft_context.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFile:
     path: Path
     kind: str
-    """`dflash` or `mtp`: how it drafts."""
+    """`dflash` or `mtp`: the drafting method."""
     form: str
-    """Its architecture, by the name that its publishers use."""
+    """Its architecture, under its publishers' name."""
     taps: tuple[int, ...]
-    """Layers of the target after which it reads hidden states, from 0."""
+    """Layers of the target whose output hidden states it reads, from 0."""
     target_width: int
-    """Numbers of such a state."""
+    """Size of such a state."""
     vocab_size: int
     block: int = 0
-    """Rows of a block, its first token included; of DFlash."""
+    """DFlash: rows of a block, its first token included."""
     mask: int = 0
-    """Token of the rows that are to be filled."""
+    """Token of the rows to fill."""
     first: int = 1
     """The first row of a block that is a draft."""
     causal: bool = False
-    """Whether a row of a block sees only those before it."""
+    """True if a row of a block sees only the rows before it."""
     candidates: int = 0
-    """Candidates of a row, of DFlash 2; 0: rows have logits."""
+    """DFlash 2: candidates per row; 0: rows have logits."""
     is_inside: bool = False
-    """Whether it is layers of its target's own file."""
+    """True if it consists of layers in its target's own file."""
     confident: bool = False
-    """Whether it estimates how likely its drafts are accepted."""
+    """True if it estimates the acceptance probabilities of its drafts."""
 
 
 def read_drafter(path: Path) -> DraftFile | None:
@@ -82,7 +82,7 @@ def _read(path: Path, _changed: int) -> DraftFile | None:
 
 
 def check_target(file: DraftFile, target: Path) -> None:
-    """Raise ModelError if a drafter is not one of the target's."""
+    """Raise ModelError if a drafter does not fit the target."""
     sizes, _ = sizes_of(target)
     fault = None
     if file.target_width != sizes.width:
@@ -96,7 +96,7 @@ def check_target(file: DraftFile, target: Path) -> None:
         fault = f"has {file.vocab_size} tokens, and {target.name} {sizes.vocabulary}"
     if fault:
         raise ModelError(
-            f"{file.path} {fault}: it drafts for another model; take the drafter of this one"
+            f"{file.path} {fault}: it drafts for another model; use a drafter for this model"
         )
 
 
@@ -107,8 +107,8 @@ def _dflash(path: Path, content: GgufFile) -> DraftFile:
     block = _number(path, content, "block_size", 16)
     is_dspark, is_second = "markov_w1.weight" in tensors, "selector_hidden.weight" in tensors
     mask, vocab = content.fields.get("tokenizer.ggml.mask_token_id"), _vocabulary(path, content)
-    if not 2 <= block <= _MOST_BLOCK:
-        raise _fault(path, f"has blocks of {block} tokens", f"2 to {_MOST_BLOCK}")
+    if not 2 <= block <= _MAX_BLOCK:
+        raise _fault(path, f"has blocks of {block} tokens", f"2 to {_MAX_BLOCK}")
     if not isinstance(mask, int) or not 0 <= mask < vocab:
         raise _fault(path, f"has the mask token {mask}", f"a number below {vocab}")
     _check_shape(path, tensors, "fc.weight", (width, width * len(layers)))
@@ -142,7 +142,7 @@ def _eagle3(path: Path, content: GgufFile) -> DraftFile:
         raise _fault(path, "has no embeddings of its own width", "token_embd.weight")
     vocab = _vocabulary(path, content)
     for tensor in content.tensors:
-        if tensor.name == "d2t":  # the token of each row of its head
+        if tensor.name == "d2t":  # each row of its head -> token
             tokens = tensor.data.view(np.int64) if tensor.kind == _INT64 else np.array([-1])
             if not 0 <= tokens.min() <= tokens.max() < vocab:
                 raise _fault(path, "drafts tokens that it does not have", f"0 to {vocab - 1}")
@@ -151,18 +151,18 @@ def _eagle3(path: Path, content: GgufFile) -> DraftFile:
 
 
 def _layers(path: Path, content: GgufFile) -> list[int]:
-    """The target's layers whose inputs are read."""
+    """Return the target's layers whose inputs are read."""
     value = content.family_value("target_layers")
     layers: list[int] = value.values.tolist() if isinstance(value, NumberArray) else []
     if not layers or not all(isinstance(layer, int) and layer > 0 for layer in layers):
-        raise _fault(path, f"reads layers {layers or 'unknown'}", "whole numbers from 1 on")
+        raise _fault(path, f"reads layers {layers or 'unknown'}", "whole numbers of at least 1")
     return layers
 
 
 def _vocabulary(path: Path, content: GgufFile) -> int:
     tokens = content.fields.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or len({*tokens}) < len(tokens):
-        raise _fault(path, "has no tokens, or one twice", "tokenizer.ggml.tokens")
+        raise _fault(path, "has no tokens, or duplicates", "tokenizer.ggml.tokens")
     return len(tokens)
 
 
@@ -182,5 +182,5 @@ def _check_shape(
 
 def _fault(path: Path, what: str, expected: str) -> ModelError:
     return ModelError(
-        f"{path} {what}; expected {expected}: fetch it again, or take another drafter"
+        f"{path} {what}; expected {expected}: download it again, or use another drafter"
     )

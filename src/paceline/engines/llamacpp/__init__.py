@@ -1,1 +1,1 @@
-"""Runs GGUF files as they are, by the C API of llama.cpp's family of libraries."""
+"""Runs GGUF files unchanged, through the C API of llama.cpp or ik_llama.cpp."""

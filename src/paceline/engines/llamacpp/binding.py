@@ -1,7 +1,7 @@
-"""What the engine needs of a library of llama.cpp's family: its structs, names and limits.
+"""The interface of a llama.cpp library: its structs, function names and limits.
 
-Independent of rules for rows and of paceline's sequences. A binding has a library's structs, its
-names and which files it computes right; models and contexts are alike in the family (`native.py`).
+Independent of row rules and of paceline's sequences. A binding has a library's structs, its names
+and the list of files that it computes correctly; models and contexts are the same (`native.py`).
 """
 
 import contextlib
@@ -21,46 +21,46 @@ from paceline.decoding.types import Logits
 from paceline.storage.gguf_file import GgufFile
 
 LEAST_CONTEXT = 256
-"""Slots that contexts are multiples of: attention pads keys to it."""
+"""Contexts have a multiple of this many slots: attention pads keys to it."""
 
 MOST_OUTPUTS = 16
-"""Most rows of a sequence in a call that get logits: a context has memory for them."""
+"""Maximum rows of a sequence per pass that get logits: a context has memory for them."""
 
 _VALUE_BYTES = 256
-"""Most bytes of a metadata value that is read."""
+"""Maximum bytes of a metadata value."""
 
 _GROUP = 32
-"""Numbers of a group of Q8_0."""
+"""Numbers per group of Q8_0."""
 
 _HEAD_SIZES = ("key_length", "key_length_swa", "key_length_mla")
-"""Sizes of a head of keys in a file's metadata, those that it has."""
+"""Head sizes of keys in a file's metadata, if present."""
 
 _ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 
 _NUMBER, _TEXT = 0, 3
-"""Kinds of replaced metadata: `llama_model_kv_override_type` in llama.h."""
+"""Types of replaced metadata: `llama_model_kv_override_type` in llama.h."""
 
-_MOST_LENGTH = 2**31 - 1
-"""No context has as many slots."""
+_MAX_LENGTH = 2**31 - 1
+"""Larger than the number of slots of any context."""
 
 PARTIAL_STATE = 1
-"""`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: what cannot be cut at a position, of recurrent layers."""
+"""`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY`: the part of a recurrent state that no position can cut."""
 
 _ERROR, _CONTINUED = 4, 5
 """`ggml_log_level` of ik_llama.cpp and llama.cpp; a continued line has the last one's level."""
 
 _LINES = 3
-"""Most lines that are kept."""
+"""Maximum log lines that are stored."""
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 State = npt.NDArray[np.uint8]
-"""A sequence's keys and values as the library writes them, in the order of positions."""
+"""A sequence's keys and values as the library writes them, in order of position."""
 
 
 class Device(NamedTuple):
     name: str
-    """As the library has it, such as `CUDA0`."""
+    """The library's name for it, such as `CUDA0`."""
     about: str
     free: int
     """Bytes of its memory."""
@@ -68,7 +68,7 @@ class Device(NamedTuple):
 
     @property
     def is_software(self) -> bool:
-        """Whether the processor computes it: Mesa's device for machines without a GPU."""
+        """True if the CPU computes it: Mesa's device for machines without a GPU."""
         return self.about.startswith("llvmpipe")
 
     def __str__(self) -> str:
@@ -76,14 +76,14 @@ class Device(NamedTuple):
 
 
 class Offload(NamedTuple):
-    """The last layers of a model, which run on a device with their keys and values."""
+    """The last layers of a model, which run on a device together with their KV."""
 
     device: Device
     layers: int
-    """Their number; the output counts as one."""
+    """Number of layers; the output counts as one."""
     is_whole: bool
     slots: int
-    """Slots of a KV cache that fit beside them."""
+    """Slots of a KV cache that fit next to the layers."""
 
     def __str__(self) -> str:
         part = "all" if self.is_whole else f"the output and {self.layers - 1}"
@@ -96,47 +96,47 @@ class ContextSettings(NamedTuple):
     rows: int
     threads: int
     rollback: int = 0
-    """With recurrent layers: rows of the last call, at least one, that can be dropped."""
+    """With recurrent layers: rows of the last pass that can be dropped, at least one."""
     sequences: int = 1
-    """Sequences, each with keys and values of its own; see `Binding.shares_calls`."""
+    """Sequences, each with its own keys and values; see `Binding.shares_calls`."""
     outputs: int = MOST_OUTPUTS
-    """Most rows of a call that get logits."""
+    """Maximum rows of a pass that get logits."""
     taps: tuple[int, ...] = ()
-    """Layers whose hidden states every call leaves; see `EngineSettings.taps`."""
+    """Layers whose hidden states every pass outputs; see `EngineSettings.taps`."""
     quantized: bool = False
-    """Whether keys and values are in Q8_0."""
+    """True if keys and values are in Q8_0."""
     offloaded: bool = False
-    """Whether layers run on a device, with their keys and values."""
+    """True if layers run on a device, with their keys and values."""
 
 
 class Heads(NamedTuple):
-    """Heads that all layers have alike."""
+    """Head counts that are equal in all layers."""
 
     keys: int
     """Heads of keys and values."""
     queries: int
-    """Heads of queries per head of keys."""
+    """Query heads per key head."""
 
 
 class Binding(ABC):
-    """A library that was loaded: its structs, and the names of its functions."""
+    """A loaded library: its structs, and the names of its functions."""
 
     name: str
     version: str
-    """Version of the package; of a library of one's own, also which one it is. Set by `load`."""
+    """Version of the package; for a custom library, also its identity. Set by `load`."""
     cache: str
     """Types of keys and values, for display."""
 
     embeds = False
-    """Whether contexts give rows as they are after the last norm."""
+    """True if contexts can return rows after the last norm."""
     rolls_back = False
-    """Whether states of recurrent layers can be rolled back, and copied without keys and values."""
+    """True if recurrent states can be rolled back, and copied without keys and values."""
     replaced: Mapping[str, int | str] = MappingProxyType({})
-    """Values of metadata with which every file is mapped instead of its own."""
+    """Metadata values that replace those of every file."""
     window_span = 0
-    """With a window of attention no call may cross a multiple of so many positions; 0: any may."""
-    most_open = 256
-    """Models and contexts that may be open at once: beyond its own limit the library ends the
+    """With an attention window, no pass may cross a multiple of this position; 0: any may."""
+    max_open = 256
+    """Maximum models and contexts open at once: at its own limit the library ends the
     process."""
     open = 0
 
@@ -145,7 +145,7 @@ class Binding(ABC):
 
         Args:
             api: the package's module with the library, its structs and declared functions.
-            state_functions: names of those that size, read and write a sequence's state.
+            state_functions: names of the functions that size, read and write a sequence's state.
         """
         self.api = api
         self.library: ctypes.CDLL = api._lib
@@ -154,33 +154,33 @@ class Binding(ABC):
 
     @abstractmethod
     def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
-        """Raise ModelError for a file that the library does not compute right, by its source.
+        """Raise ModelError for a file that the library, by its source, computes incorrectly.
 
-        Nor is one right of which a type of weights was not compared with other implementations.
-        `name` is the file's, for the message; `quantized` as in `ContextSettings`.
+        Files with a weight type that was not compared with other implementations are also refused.
+        `name` is the file's name, for the message; `quantized` is that of `ContextSettings`.
         """
 
     @property
     def is_full(self) -> bool:
-        """Whether no more may be opened."""
-        return self.open >= self.most_open
+        """True if no more models or contexts may be opened."""
+        return self.open >= self.max_open
 
     def shares_calls(self, content: GgufFile) -> bool:
-        """Whether a context of a file's model can have several sequences, and a call their rows."""
+        """Return whether a context can hold several sequences, with their rows in one pass."""
         return False
 
     def packs(self, content: GgufFile) -> bool:
-        """Whether the library computes a file faster in a packed copy; see `packed.py`."""
+        """Return whether the library computes a file faster in a packed copy; see `packed.py`."""
         return False
 
     def devices(self) -> list[Device]:
-        """The library's devices besides the processor, with what is free of their memory now."""
+        """Return the library's devices other than the CPU, with their currently free memory."""
         return []
 
     def load(self, path: Path, offload: Offload | None = None, mtp: bool = False) -> int | None:
         """Map a GGUF file and return a pointer to the model, or None if it cannot be mapped.
 
-        Without `offload` the processor runs it; `mtp` maps its MTP layers too.
+        Without `offload` the CPU runs it; `mtp` also maps its MTP layers.
         """
         params = self.model_params(offload)
         if mtp:
@@ -194,19 +194,19 @@ class Binding(ABC):
         return self._load(path, {**self.replaced, key: length}, params)
 
     def model_params(self, offload: Offload | None) -> Any:
-        """The library's parameters of a model."""
+        """Return the library's model parameters."""
         return self.api.llama_model_default_params()
 
     @abstractmethod
     def context(self, model: int, settings: ContextSettings) -> int | None:
-        """A pointer to a new context, or None."""
+        """Return a pointer to a new context, or None."""
 
     def has_taps(self, taps: tuple[int, ...], layers: int) -> bool:
-        """Whether calls of a model with some layers leave the hidden states after `taps`."""
+        """Return whether passes of a model with `layers` layers output the hidden states `taps`."""
         return not taps
 
     def tapped(self, context: int, tap: int, shape: tuple[int, int]) -> Logits:
-        """Hidden states after a layer, of the [rows, d] of the last call; a view."""
+        """Return a view of a layer's hidden states, the [rows, d] of the last pass."""
         raise NotImplementedError
 
     @abstractmethod
@@ -215,37 +215,37 @@ class Binding(ABC):
 
     @abstractmethod
     def is_recurrent(self, model: int) -> bool:
-        """Whether some layers have a state instead of keys and values."""
+        """Return whether some layers have a state instead of keys and values."""
 
     @abstractmethod
     def truncate(self, context: int, sequence: int, length: int) -> bool:
-        """Drop a sequence's positions from `length` on; False: the library cannot."""
+        """Drop a sequence's positions starting at `length`; False: the library cannot."""
 
     def state_size(self, context: int, sequence: int, flags: int = 0) -> int:
-        """Bytes of a sequence's state."""
+        """Return the bytes of a sequence's state."""
         return int(self._state_functions[0](context, sequence, flags))
 
     def read_state(self, context: int, sequence: int, flags: int = 0) -> State:
-        """A copy of the state, of which any first positions can go on; empty: it failed."""
+        """Copy the state, whose first positions can be continued; empty if it failed."""
         state = np.empty(self.state_size(context, sequence, flags), np.uint8)
         read = self._state_functions[1]
         return state[: read(context, state.ctypes.data, state.size, sequence, flags)]
 
     def write_state(self, context: int, sequence: int, state: State, flags: int = 0) -> int:
-        """Put a state into a context; returns bytes read, 0 if it does not fit."""
+        """Load a state into a context; return the bytes read, or 0 if it does not fit."""
         write = self._state_functions[2]
         return int(write(context, state.ctypes.data, state.size, sequence, flags))
 
     def rollback(self, context: int) -> int:
-        """Rows that a context can drop of recurrent layers; 0 for families without support."""
+        """Return the rows that recurrent layers can drop; 0 for unsupported families."""
         return 0
 
     def has_window(self, model: int) -> bool:
-        """Whether some layers see a window of positions."""
+        """Return whether some layers see only a window of positions."""
         return self.family_value(model, "attention.sliding_window") not in ("", "0")
 
     def has_whole_groups(self, model: int) -> bool:
-        """Whether keys can be in Q8_0: its groups of numbers do not cross heads."""
+        """Return whether keys can be in Q8_0: its groups of numbers must not cross heads."""
         sizes = [self.family_value(model, f"attention.{name}") for name in _HEAD_SIZES]
         numbers = [int(size) for size in sizes if size.isdigit()]
         heads = self.family_value(model, "attention.head_count")
@@ -254,7 +254,7 @@ class Binding(ABC):
         return bool(numbers) and not any(number % _GROUP for number in numbers)
 
     def heads(self, model: int) -> Heads | None:
-        """A model's heads, or None where layers differ: the values are lists."""
+        """Return a model's heads, or None if layers differ, with lists as values."""
         queries = self.family_value(model, "attention.head_count")
         keys = self.family_value(model, "attention.head_count_kv") or queries
         if not (queries.isdigit() and keys.isdigit()):
@@ -263,21 +263,21 @@ class Binding(ABC):
         return Heads(int(keys), groups) if int(keys) and not rest else None
 
     def vocab_size(self, model: int) -> int:
-        """Width of a row of logits."""
+        """Return the width of a row of logits."""
         return int(self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(model)))
 
     def width(self, model: int) -> int:
-        """Numbers of a row between layers."""
+        """Return the width of a row between layers."""
         return int(self.api.llama_model_n_embd(model))
 
     def metadata(self, model: int, key: str) -> str | None:
-        """A single value of the file's metadata; None if there is none, or it is a list."""
+        """Return a metadata value of the file; None if it is missing, or a list."""
         value = ctypes.create_string_buffer(_VALUE_BYTES)
         length = self.library.llama_model_meta_val_str(model, key.encode(), value, _VALUE_BYTES)
         return value.value.decode(errors="replace") if length >= 0 else None
 
     def family_value(self, model: int, key: str) -> str:
-        """A single value under the name of the model's family; empty if there is none."""
+        """Return a value under the name of the model's family; empty if there is none."""
         family = self.metadata(model, "general.architecture")
         return self.metadata(model, f"{family}.{key}") or ""
 
@@ -295,15 +295,15 @@ class Binding(ABC):
         return model
 
     def _longrope_length(self, model: int) -> int | None:
-        """The original length that gives a model's LongRoPE the same factors always.
+        """Return the original length that keeps a model's LongRoPE factors constant.
 
-        The library takes the factors for long texts where a context has more slots than that
-        length. But contexts grow with their sequence, whose keys must not be rotated anew:
+        The library uses the factors for long texts if a context has more slots than that length.
+        But contexts grow with their sequence, whose keys must not be rotated again:
 
             context of 131,072, original 4,096   long factors always: 1, which every context exceeds
             context of 4,096, original 4,096     short ones always: a number that none exceeds
 
-        None for a model without an original length, or whose frequencies it enters (YaRN).
+        Returns None without an original length, or if it affects the frequencies (YaRN).
         """
         original, context, kind = (
             self.family_value(model, key)
@@ -311,22 +311,22 @@ class Binding(ABC):
         )
         if kind == "yarn" or not (original.isdigit() and context.isdigit()):
             return None
-        return 1 if int(context) > int(original) else _MOST_LENGTH
+        return 1 if int(context) > int(original) else _MAX_LENGTH
 
     def last_errors(self) -> str:
-        """The library's last lines about errors since `forget_errors`, one line; may be empty."""
+        """Return the errors logged since `forget_errors`, in one line; may be empty."""
         return self._log.line()
 
     def forget_errors(self) -> None:
-        """Begin to collect lines about errors."""
+        """Start collecting errors."""
         self._log.clear()
 
 
 class _ErrorLog:
-    """Keeps the last error lines of a library."""
+    """Stores the last error lines of a library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Receive the library's log from now on."""
+        """Receive the library's log."""
         self._lines: list[str] = []
         self._error = False
         self._callback = _CALLBACK(self._receive)  # the library keeps a pointer to it
@@ -335,7 +335,7 @@ class _ErrorLog:
         library.llama_log_set(self._callback, None)
 
     def clear(self) -> None:
-        """Forget earlier lines."""
+        """Drop earlier lines."""
         self._lines = []
 
     def line(self) -> str:
@@ -351,9 +351,9 @@ class _ErrorLog:
 
 @contextlib.contextmanager
 def interrupts_after() -> Iterator[None]:
-    """Ctrl-C comes after the block, for calls that write lines of the log.
+    """Delay Ctrl-C until after the block, for library calls that write log lines.
 
-    What a callback from C raises is printed and lost, and with it the KeyboardInterrupt.
+    An exception in a callback from C is printed and lost, even a KeyboardInterrupt.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or handler is None:

@@ -1,13 +1,13 @@
-"""The network of a published drafter, as llama.cpp's library runs it beside a target.
+"""The network of a published drafter, run by llama.cpp next to a target.
 
     DFlash    features of the target's layers become keys and values of the text; then a block of
-              [last token, mask, mask, ...] is filled in one call, whose rows see one another
-    EAGLE-3   features become one state a token; then a row has a token and the state before it
+              [last token, mask, mask, ...] is filled in one pass, whose rows see one another
+    EAGLE-3   features become one state per token; then a row has a token and the state before it
     MTP       a layer inside the target's own file: a row has a token and the target's last state
 
-A context holds one sequence and grows with it. Nothing here has to be exact: what is drafted is
-verified. The library ends the process at sizes that do not fit, so `open_drafter` is asked after
-the file was checked (`drafters/native/`). The order of calls is that of llama.cpp's
+A context holds one sequence and grows with it. Nothing here has to be exact: drafts are verified.
+The library ends the process if sizes do not fit, so check a file (`drafters/native/`) before
+`open_drafter`. The order of library calls is that of llama.cpp's
 common/speculative.cpp.
 """
 
@@ -33,25 +33,25 @@ from paceline.engines.llamacpp.upstream import Llama
 from paceline.errors import ModelError
 
 PIECE = 64
-"""Rows of a call: each may get logits, for which a context has memory."""
+"""Rows per pass: each may get logits, for which a context has memory."""
 
 _NUMBER, _FLOATS = ctypes.c_int32, ctypes.POINTER(ctypes.c_float)
 
 
 class OpenDrafter:
-    """A drafter's file, mapped, and the target's embeddings and head where it has none."""
+    """A drafter's mapped file, and the target's embeddings and head if the file has none."""
 
     def __init__(self, binding: Llama, path: Path, target: Path, threads: int) -> None:
-        """Map the files. A drafter that is its target's file is its MTP layers.
+        """Map the files. A drafter in its target's own file consists of its MTP layers.
 
-        Raises ModelError, with the library's own words, for a file that it refuses.
+        Raises ModelError, with the library's own words, if it refuses a file.
         """
         self.binding, self.threads = binding, threads
         self.is_inside = path == target
         self.file = NativeModel(binding, path, mtp=self.is_inside)
         self.vocab_size, self.width = self.file.vocab_size, binding.width(self.file.pointer)
         self._target = self.file if self.is_inside else NativeModel(binding, target)
-        # The drafter's own contexts name it for its embeddings and head.
+        # The drafter's own contexts use it for embeddings and head.
         self._other = self._context(self._target, LEAST_CONTEXT, inside=False)
         finalize(self, self._target.open.drop_context, self._other)
 
@@ -84,18 +84,18 @@ class OpenDrafter:
 
 
 class DraftContext:
-    """Keys and values of a drafter for one sequence. Positions follow one another from any start.
+    """A drafter's KV for one sequence. Its positions are consecutive, and may start anywhere.
 
     `length` is the position after the last one, 0 if there is none.
     """
 
     def __init__(self, model: OpenDrafter, *, causal: bool, hidden: str) -> None:
-        """Empty.
+        """Create an empty context.
 
         Args:
             model: the drafter.
-            causal: whether rows of a call see only those before them.
-            hidden: of which rows `run` returns hidden states: of `outputs`, of `all`, or of `no`.
+            causal: True if rows of a pass see only the rows before them.
+            hidden: rows whose hidden states `run` returns: `outputs`, `all`, or `no`.
         """
         self._model, self._binding = model, model.binding
         self._causal, self._hidden = causal, hidden
@@ -105,14 +105,14 @@ class DraftContext:
         self._begin(LEAST_CONTEXT)
 
     def inject(self, features: Logits, start: int) -> None:
-        """Make [n, width] features keys and values of the positions from `start` on."""
+        """Turn features [n, width] into keys and values, from position `start`."""
         for at in range(0, len(features), PIECE):
             rows = features[at : at + PIECE]
             self._reach(start + at, len(rows))
             self._call(DECODE, start + at, states=rows)
 
     def encode(self, features: Logits) -> Logits:
-        """[n, layers * width] features of the target -> [n, width] states."""
+        """Turn the target's features, [n, layers * width], into states [n, width]."""
         states = []
         for at in range(0, len(features), PIECE):
             rows = features[at : at + PIECE]
@@ -128,7 +128,7 @@ class DraftContext:
         states: Logits | None = None,
         outputs: int,
     ) -> tuple[Logits, Logits]:
-        """Run tokens at positions from `start` on, each with a state [n, width] if there are any.
+        """Run tokens from position `start`, each with a state of [n, width] if there are any.
 
         Returns logits [outputs, vocab] of the last rows, and their hidden states [outputs, width]
         (or of all rows, or none: see `__init__`); copies. At most `PIECE` rows.
@@ -160,7 +160,7 @@ class DraftContext:
             self._free()
 
     def _reach(self, start: int, rows: int) -> None:
-        """Drop what is from `start` on, or all if it would leave a gap; make room."""
+        """Drop the positions from `start`, or all if there were a gap; make room."""
         if start > self.length:
             self.truncate(0)
         self.truncate(start)
@@ -214,7 +214,7 @@ class DraftContext:
         if code:
             self.truncate(0)
             reason = self._binding.last_errors() or "no reason given"
-            raise ModelError(f"{self._binding.name} failed in a drafter's call: {reason}")
+            raise ModelError(f"{self._binding.name} failed to run a drafter: {reason}")
 
     def _read_hidden(self, rows: int) -> Logits:
         if not rows:

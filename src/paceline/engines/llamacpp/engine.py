@@ -1,12 +1,12 @@
-"""Runs GGUF files by llama.cpp's family of libraries, exact by rules for rows.
+"""Runs GGUF files with llama.cpp or ik_llama.cpp, exactly, by rules for rows.
 
-A step runs its blocks one after another, in the contexts of their sequences. The rows of a call
-are those of one sequence, so the class of a call depends on its block alone, never on the batch.
-Where several sequences share calls (`together.py`), all their rows are in the class together.
+A step runs its blocks one after another, in the contexts of their sequences. The rows of a pass
+belong to one sequence, so the pass's class depends on its block alone, never on the batch.
+If several sequences share passes (`together.py`), all their rows are in the class together.
 
-Invariant: every call has a number of rows of its role's class (`engines/rows.py`): longer
-blocks are divided, shorter ones padded. Padding comes after the rows, so no row sees it, and its
-slots are dropped. No call gives logits of more rows than a decode call has.
+Invariant: every pass has a row count in its role's class (`engines/rows.py`): longer blocks
+are divided, shorter ones padded. Padding comes after the rows, so no row sees it, and its slots
+are dropped. No pass computes logits for more rows than a decode pass has.
 """
 
 from collections import defaultdict
@@ -60,26 +60,26 @@ if TYPE_CHECKING:
     from paceline.engines.llamacpp.draft_context import OpenDrafter
 
 SLOTS = 32
-"""Slots of a KV block, which only counts."""
+"""Slots of a KV block; these blocks only count slots."""
 
-_MOST_CONTEXTS = 12
-"""Contexts with a sequence in them; those of further sequences are parked in between."""
+_MAX_CONTEXTS = 12
+"""Maximum contexts with a sequence; further sequences are parked."""
 
 _STATE_BYTES = 2 << 30
-"""Most bytes of recurrent states in the contexts of a model, if they are more than one."""
+"""Maximum bytes of recurrent states in a model's contexts, if there are several."""
 
 _EMBEDDED_ROWS = 64
-"""Most rows of a call for embeddings: each also gets logits, which nothing reads."""
+"""Maximum rows of a pass for embeddings: each also gets logits, which are not read."""
 
 _FORM = 14
-"""Version of the table of row rules and of their verification: another one is not taken."""
+"""Version of the row-rule table and its verification; rules of other versions are ignored."""
 
 _ROWS = "one sequence in a call, or rows of several in a class"
-"""How rows are computed. Change this string with any change to a row's bits or a call's cost:
-what is stored is then measured again."""
+"""How rows are computed. Change this string with any change to a row's bits or a pass's cost:
+stored measurements are then repeated."""
 
 _STATES = "rolled back, checkpoints"
-"""How recurrent states are restored; change it as `_ROWS`."""
+"""How recurrent states are restored; change it like `_ROWS`."""
 
 
 class LlamaCppEngine(PooledEngine[LlamaSequence]):
@@ -98,20 +98,20 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         rules: RowRules | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Map a GGUF file, and verify which rows its calls may have.
+        """Map a GGUF file, and verify which rows its passes may have.
 
         Args:
             path: the file.
-            context_length: most slots of a sequence, as the model was trained.
-            settings: see `EngineSettings`. With `min_rows` 1 calls are not padded.
-            binding: the library; None: the first that is installed and computes the file right.
-            rules: rows of a call; None: those of its library, verified.
+            context_length: maximum slots of a sequence, from the model's training.
+            settings: see `EngineSettings`. With `min_rows` 1, passes are not padded.
+            binding: the library; None: the first installed one that computes the file correctly.
+            rules: rows of a pass; None: the library's, verified.
             offload: layers on a device of `binding`; see `offload_for`.
 
         Raises:
-            MissingExtra: no library is installed, or not for this processor.
-            ModelError: no library computes the file right, or it refuses it.
-            InvalidRequest: other hidden states are needed than those of embeddings.
+            MissingExtra: no library is installed, or none that runs on this CPU.
+            ModelError: no library computes the file correctly, or it refuses it.
+            InvalidRequest: hidden states other than those of embeddings are needed.
         """
         settings = settings or EngineSettings()
         self.context_length = context_length
@@ -119,9 +119,9 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._threads = settings.threads or cpu_cores()
         self._measurements = settings.measurements
         self.path = path
-        """The GGUF file, as it was named."""
+        """The GGUF file, under the name given."""
         self._packed = PackedWeights(settings.packed)
-        # On a GPU rows of several sequences in a call differed from those of each alone.
+        # On a GPU, rows of several sequences in one pass differed from those of each alone.
         self._parallel = 1 if offload else settings.parallel
         self._offload = offload
         self._quantized = settings.kv is not None
@@ -134,14 +134,14 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             quantized=self._quantized,
         )
         self.remark = faster_build(self._binding)
-        """What `plan` says beside the costs."""
+        """A remark that `plan` prints with the costs."""
         if self._parallel > 1 and not self._binding.shares_calls(read_gguf(path)):
             self._parallel = 1
         self._model = self._open(settings.progress)
         self.vocab_size = self._model.vocab_size
         if self._model.recurrent:
             self._table_type = RecurrentSequence
-        # Per run of keys, which decides it: whether a single row may follow.
+        # For each run of keys: True if a single row may follow it.
         runs = range(0, context_length + 1, KEY_RUN)
         self._single_keys = [may_be_single(self._model, self._threads, keys) for keys in runs]
         sizes = self._model.sizes(self._threads)
@@ -157,26 +157,26 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self.min_rows = max(self.rules.decode.least, settings.min_rows)
 
     def _use(self, rules: RowRules, sizes: Sizes, slots: int) -> None:
-        """Make calls by `rules`, in new contexts, with a KV cache of `slots` slots."""
+        """Run passes by `rules`, in new contexts, with a KV cache of `slots` slots."""
         self.rules = rules
-        """Rows of calls by role."""
+        """Rows of passes by role."""
         self.min_rows = rules.decode.least
         self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
-        # One at least: with 0 a context takes its sequences for ones that can be cut anywhere.
+        # At least one: with 0, a context treats its sequences as ones that can be cut anywhere.
         self._rollback = max(rules.rollback, 1) if self._model.recurrent else 0
         states = (1 + self._rollback) * sizes.state
         self.shares_calls = rules.together > 1
         outputs = max(MOST_OUTPUTS, rules.together, _EMBEDDED_ROWS * len(self.taps))
         parallel = self._parallel if self.shares_calls else 1
         layers = tuple(tap for tap in self.taps if tap != FINAL_NORM)
-        # A program that uses the engine directly may call it while the scheduler lets it rest.
+        # A program that uses the engine directly may run it while the scheduler calls `rest`.
         self._stepping = Lock()
         self._contexts = Contexts(
             self._model,
             self.context_length,
             ContextSettings(0, MOST_ROWS, self._threads, self._rollback, parallel, outputs, layers),
-            most=max(min(max(_STATE_BYTES // max(states, 1), 1), _MOST_CONTEXTS), parallel),
-            most_slots=whole(slots + MOST_ROWS),
+            max_contexts=max(min(max(_STATE_BYTES // max(states, 1), 1), _MAX_CONTEXTS), parallel),
+            max_slots=whole(slots + MOST_ROWS),
         )
 
     def open(self) -> LlamaSequence:
@@ -194,7 +194,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         sequences = self._reserve(work)
         logits: dict[int, Logits] = {}
         taps: list[Taps] = [{} for _ in work]
-        # In the order of `work`, of more sequences than contexts each would have lost its own.
+        # In the order of `work`, each of many sequences would have lost its own context.
         order = sorted(range(len(work)), key=lambda at: sequences[at].parked)
         most = self.rules.decode.most if self.shares_calls else 0
         shared = [at for at in order if not work[at][1].prefill and len(work[at][1].tokens) <= most]
@@ -204,7 +204,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 logits[at] = np.empty((0, self.vocab_size), np.float32)
             elif len(shared) < 2 or at not in shared:
                 rows = self._run(sequences[at], work[at][1])
-                # The next block may take over this one's context, with its memory of logits.
+                # The next block may take over this one's context, with its logits.
                 logits[at] = rows.copy() if len(work) > 1 else rows
                 taps[at] = sequences[at].taps
         while len(logits) < len(work):
@@ -221,14 +221,14 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return not self._model.recurrent
 
     def state_of(self, sequence: KVSequence) -> KVState:
-        """A copy of a sequence's KV; see `KeepsKV`."""
+        """Copy a sequence's KV; see `KeepsKV`."""
         table = self._table(sequence)
         place = table.place(0)
         table.prepare(place, lambda _: None)
         return KVState(place.state(), table.length)
 
     def restore(self, sequence: KVSequence, state: KVState, length: int) -> None:
-        """Replace a sequence by the first slots of a state; see `KeepsKV`."""
+        """Replace a sequence with the first slots of a state; see `KeepsKV`."""
         self._table(sequence).restore(state, length)
 
     def open_drafter(self, path: Path) -> "OpenDrafter":
@@ -238,12 +238,12 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
         binding = load("llama.cpp")
         assert isinstance(binding, Llama)
-        if path != self.path:  # which was checked when it was opened
+        if path != self.path:  # the model's own file was checked when it was opened
             check_numbers(path, read_gguf(path))
         return OpenDrafter(binding, path, self.path, self._threads)
 
     def rest(self) -> None:
-        """Park all sequences: a context has far more memory than the keys and values in it."""
+        """Park all sequences: a context needs far more memory than its keys and values."""
         with self._stepping:
             self._contexts.rest()
 
@@ -253,7 +253,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._model.close()
 
     def describe(self) -> dict[str, str]:
-        """Everything that costs and exactness depend on; recorded results hold these strings."""
+        """Return everything that costs and exactness depend on; recorded results contain it."""
         cache = "keys and values in f16" if self._offload else self._binding.cache
         cache = "keys and values in q8_0" if self._quantized else cache
         packed = "; packed weights" * self._model.packed
@@ -265,7 +265,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         }
 
     def _open(self, progress: Progress) -> NativeModel:
-        """Map the packed copy of the file, or else the file."""
+        """Map the packed copy of the file, or the file itself."""
         offload = self._offload
         open_ = partial(NativeModel, self._binding, quantized=self._quantized, offload=offload)
         copy = self._packed.find_or_make(self.path, self._binding, progress)
@@ -281,7 +281,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     def _check_memory(self, slots: int, sizes: Sizes) -> None:
         """Raise ModelError if weights, which are mapped, and full caches do not fit into memory.
 
-        So do the recurrent states of one context.
+        The recurrent states of one context must also fit.
         """
         slot_bytes, state_bytes = sizes
         weights, memory = self._model.path.stat().st_size, memory_bytes()
@@ -291,14 +291,14 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             self._model.close()
             also = f" and {states >> 20} MiB of recurrent states" if states else ""
             raise ModelError(
-                f"{self._model.path.name} has {weights >> 20} MiB{also}, {slots} tokens take "
-                f"{slots * slot_bytes >> 20} MiB of keys and values, and this machine has "
+                f"{self._model.path.name} needs {weights >> 20} MiB{also}, and {slots} tokens need "
+                f"{slots * slot_bytes >> 20} MiB of keys and values, but this machine has "
                 f"{memory >> 20} MiB of memory; use --cache-tokens {fitting} or fewer, or a "
                 "smaller model"
             )
 
     def _row_rules(self, sizes: Sizes, progress: Progress) -> RowRules:
-        """Return the model's rules, verified if that was not done here before."""
+        """Return the model's rules, verified unless that was done before on this machine."""
         path = self._rules_path(self._binding)
         if (rules := load_rules(path)) is None:
             with progress.task("measuring which forward passes are exact, once per model"):
@@ -307,7 +307,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return rules
 
     def _verified(self, sizes: Sizes) -> RowRules:
-        """Return the rules of the table that hold here, or that rely on the fewest kernels."""
+        """Return the table's rules that hold on this machine, or those with the fewest kernels."""
         contexts = DEVICE_CONTEXTS if self._offload else CONTEXTS
         slots = 2 * whole(contexts[-1] + MOST_ROWS)
         content, shared = read_gguf(self.path), self._parallel > 1
@@ -322,7 +322,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return rules
 
     def _rules_path(self, binding: Binding) -> Path | None:
-        """Return where rules are stored: a file named for everything that they depend on."""
+        """Return the path of stored rules: a file named after everything that they depend on."""
         if self._measurements is None:
             return None
         stat = (self._packed.find(self.path, binding) or self.path).stat()
@@ -348,18 +348,18 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             place = sequence.place(len(block.tokens) + padding)
             sequence.prepare(place, partial(self._calls, sequence, place))
             yield place
-        except BaseException:  # Ctrl-C, too: a call may have ended, and not been counted right
+        except BaseException:  # also Ctrl-C: a pass may have ended without being counted
             sequence.failed()
             raise
         sequence.ran(block)
 
     def _run(self, sequence: LlamaSequence, block: Block) -> Logits:
-        """Run a block; returns the logits of its trailing `block.rows` rows."""
+        """Run a block; return the logits of its trailing `block.rows` rows."""
         with self._place(sequence, block) as place:
             return self._calls(sequence, place, block)
 
     def _embed(self, sequence: LlamaSequence, block: Block) -> Taps:
-        """Run a block of a text; its rows after the last norm, [rows, d] float32."""
+        """Run a block of a text; return its rows after the last norm, [rows, d] float32."""
         role = self.rules.prefill
         range_ = role._replace(most=min(role.most, _EMBEDDED_ROWS))
         hidden = []
@@ -372,15 +372,15 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return {tap_name(FINAL_NORM): np.concatenate(hidden)}
 
     def _run_together(self, work: Sequence[tuple[LlamaSequence, Block]]) -> dict[int, Logits]:
-        """Run blocks of decoding sequences in few calls, of as many sequences as have places.
+        """Run blocks of decoding sequences in few passes, for as many sequences as have places.
 
-        Returns the logits of their trailing rows, by index; of one sequence at least.
+        Returns the logits of their trailing rows, by index, for at least one sequence.
         """
         padding = self.rules.decode.most
         places = [sequence.place(len(block.tokens) + padding) for sequence, block in work]
         rows: dict[int, SharedBlock] = {}
         for index, ((sequence, block), place) in enumerate(zip(work, places, strict=True)):
-            if not sequence.parked:  # for a later one's place
+            if not sequence.parked:  # makes a place for a later one
                 sequence.prepare(place, lambda _: None)
                 rows[index] = SharedBlock(place, block)
         logits: dict[int, Logits] = {}
@@ -401,7 +401,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         count = len(block.tokens)
         role = self.rules.prefill if block.prefill else self.rules.decode
         single = count == 1 and not block.prefill and self.rules.single
-        least = 1 if single and self._single_keys[place.length // KEY_RUN] else role.least
+        min_rows = 1 if single and self._single_keys[place.length // KEY_RUN] else role.least
         first = count - block.rows
         parts = sequence.parts(block, place.length, role, self.rules.decode.most)
         logits = []
@@ -413,10 +413,10 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
                 block.tokens,
                 part,
                 first=first,
-                least=least,
-                least_outputs=self.rules.outputs,
+                min_rows=min_rows,
+                min_outputs=self.rules.outputs,
             )
-            # The context's next call overwrites the logits of this one.
+            # The context's next pass overwrites these logits.
             logits.append(rows.copy() if len(parts) > 1 else rows)
             for name, hidden in place.taps.items():
                 taps[name].append(hidden[: part.stop - part.start])
@@ -430,7 +430,7 @@ def open_llamacpp(
 ) -> LlamaCppEngine:
     """Open a GGUF file where `settings.device` says; see `LlamaCppEngine`.
 
-    Raises InvalidRequest for a device that is not there, MissingExtra without the library of one.
+    Raises InvalidRequest for a missing device, MissingExtra if its library is not installed.
     """
     library = binding or library_with_devices(settings.device)
     devices = library.devices() if library and settings.device != "cpu" else []
@@ -444,8 +444,8 @@ def open_llamacpp(
         except ModelError as error:
             if settings.device != "auto":
                 raise
-            settings.progress.say(f"{path.name} runs on the processor: {error}")
-    where = str(offload) if engine else "all layers on the processor"
+            settings.progress.say(f"{path.name} runs on the CPU: {error}")
+            where = str(offload) if engine else "all layers on the CPU"
     engine = engine or LlamaCppEngine(path, context_length, settings, binding=binding)
     if devices:
         engine.remark = f"{where}; devices: {', '.join(map(str, devices))}"

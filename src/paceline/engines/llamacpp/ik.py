@@ -1,8 +1,8 @@
-"""The binding of ik_llama.cpp, by the package ik-llama-cpp-python.
+"""The binding of ik_llama.cpp, from the package ik-llama-cpp-python.
 
-Its structs come from the package, whose wheel holds the library that they fit; functions that the
-package does not declare are declared here. `IK_LLAMA_CPP_LIB_PATH` names a library of one's own,
-built from the same version. Its API is llama.cpp's of 2025: `llama_kv_cache_seq_rm`.
+Its structs come from the package, whose wheel contains the matching library; functions that the
+package does not declare are declared here. `IK_LLAMA_CPP_LIB_PATH` selects a custom library,
+built from the same version. Its API is that of llama.cpp in 2025: `llama_kv_cache_seq_rm`.
 """
 
 import ctypes
@@ -23,30 +23,30 @@ COMPARED = (
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
 )
-"""Types of weights that were compared with their values; others are not run."""
+"""Weight types that were compared with their values; others are refused."""
 
 FAMILIES = (
     *("gemma", "gemma3", "glm4", "glm4moe", "gpt-oss", "llama", "phi3", "qwen2", "qwen3"),
     *("qwen3moe", "smollm3"),
 )
-"""Families that were compared. It computes minicpm and mistral3 otherwise (KL 4.0 and 0.4)."""
+"""Families that were compared. minicpm and mistral3 differ (KL 4.0 and 0.4)."""
 
-_LEAST_WINDOW = 128
-"""Least window of attention: a row whose first 64 or more keys are all masked ends the process."""
+_MIN_WINDOW = 128
+"""Minimum attention window: a row whose first 64 keys or more are all masked ends the process."""
 
 _SCALINGS = (None, "none", "linear", "yarn")
-"""Kinds of scaled positions; another one ends the process."""
+"""Types of scaled positions; others end the process."""
 
 _IGNORED = "rope_freqs.weight"
-"""Factors of positions, as in Llama 3.1: ignored (KL 1.4). Those of LongRoPE are not."""
+"""Position factors, as in Llama 3.1: ignored (KL 1.4). Those of LongRoPE are used."""
 
 _UNSCALED = {"phi3.rope.scaling.type": "none"}
-"""The library ends the process at a type that it does not know, such as Phi's longrope. Nothing
-depends on it there: LongRoPE is a tensor of factors, and the file's attn_factor."""
+"""The library ends the process at an unknown type, such as Phi's longrope. It does not need the
+type: LongRoPE is a tensor of factors, and the file's attn_factor."""
 
 PACKED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL")
-"""Types that have a packed form here (iqk_quantize.cpp, `get_repack_info`). A build with bf16
-instructions packs F16 into it, which has fewer digits: files with it are not packed."""
+"""Types with a packed format (iqk_quantize.cpp, `get_repack_info`). A build with bf16
+instructions packs F16 into bf16, which is less precise: files with F16 are not packed."""
 
 _EXPERTS = "_exps.weight"
 
@@ -69,7 +69,7 @@ class _Quantization(ctypes.Structure):
     _fields_ = (
         ("nthread", _INT),
         ("ftype", _INT),
-        ("types", _INT * 11),  # of kinds of tensors: all have the number of types, which means none
+        ("types", _INT * 11),  # per kind of tensor; the number of types means none
         ("allow_requantize", ctypes.c_bool),
         ("quantize_output_tensor", ctypes.c_bool),
         ("only_copy", ctypes.c_bool),
@@ -92,11 +92,11 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, _VOID, ctypes.c_bool, _VOID)
 
 
 class _TapReader:
-    """Copies hidden states while a context computes: it is asked of each tensor, by name."""
+    """Copies hidden states while a context computes; called for each tensor, by name."""
 
     def __init__(self, library: ctypes.CDLL, taps: Sequence[int]) -> None:
         self.rows: dict[int, Logits] = {}
-        """Layer -> its output in the last call, flat."""
+        """Layer -> its output in the last pass, flat."""
         self.callback = _CALLBACK(self._read)
         self._by_name = {f"l_out-{tap}".encode(): tap for tap in taps}
         self._name, self._bytes = library.ggml_get_name, library.ggml_nbytes
@@ -117,20 +117,20 @@ class IkLlama(Binding):
     name = "ik_llama.cpp"
     cache = "keys and values in f16"
     replaced = _UNSCALED
-    # Of a layer with a window it reads the last `ceil((256 + window) / 256) * 256` keys, counted
-    # from the next multiple of 256. So a window of 512 lacks keys in a call that crosses one:
-    #     rows 1000 to 1023    keys 256 to 1023: from 489 on are seen
+    # In a layer with a window, the library reads the last `ceil((256 + window) / 256) * 256` keys,
+    # counted from the next multiple of 256. A window of 512 lacks keys if a pass crosses one:
+    #     rows 1000 to 1023    keys 256 to 1023: 489 and later are seen
     #     rows 1000 to 1029    keys 512 to 1279: the first row does not see 489 to 511
-    # Row 1023 may be padded: it sees keys from 512 on.
+    # Row 1023 may be padded: it sees keys 512 and later.
     window_span = 256
-    # ggml has 64 arenas in a process (GGML_MAX_CONTEXTS); a model takes two and a context two, and
-    # a call needs some. With one model, the 32nd context was a segmentation fault.
-    most_open = 28
+    # ggml has 64 arenas per process (GGML_MAX_CONTEXTS); a model takes two, a context two, and a
+    # pass a few. With one model, the 32nd context caused a segmentation fault.
+    max_open = 28
 
     def __init__(self) -> None:
-        """Load the library. Raises ImportError or OSError if it is not installed or not loadable.
+        """Load the library. Raises ImportError or OSError if it is missing or cannot be loaded.
 
-        Raises AttributeError for a library without a function that is called.
+        Raises AttributeError if the library lacks a function that is used.
         """
         from ik_llama_cpp import _ctypes_api as api
 
@@ -139,7 +139,7 @@ class IkLlama(Binding):
             function.restype, function.argtypes = result, arguments
         super().__init__(api, [name for name in _FUNCTIONS if name.startswith("llama_state_seq")])
         self._readers: dict[int, _TapReader] = {}
-        """By context; of one that was freed until another has its address."""
+        """By context; a freed context's entry stays until another has its address."""
 
     def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
         family, scaling = content.family, content.family_value("rope.scaling.type")
@@ -149,19 +149,19 @@ class IkLlama(Binding):
         if family not in FAMILIES:
             fault = f"the family {short(repr(family))}; expected one of {', '.join(FAMILIES)}"
         elif window is not None and quantized:
-            fault = "a window of attention and keys in q8_0; leave --kv out, or use llama.cpp"
-        elif window is not None and window < _LEAST_WINDOW:
-            fault = f"a window of attention of {window}; expected {_LEAST_WINDOW} or more"
+            fault = "an attention window and keys in q8_0; remove --kv, or use llama.cpp"
+        elif window is not None and window < _MIN_WINDOW:
+            fault = f"an attention window of {window}; expected {_MIN_WINDOW} or more"
         elif factors or scaling not in (*_SCALINGS, "longrope" if family == "phi3" else None):
             fault = f"positions scaled by {short(factors or scaling)}; expected linear or yarn"
         if fault:
             raise ModelError(
-                f"{name} has {fault}, as {self.name} computes others otherwise, or ends with them"
+                f"{name} has {fault} ({self.name} gives wrong results or crashes otherwise)"
             )
         check_kinds(self.name, name, content, COMPARED)
 
     def packs(self, content: GgufFile) -> bool:
-        """See `Binding.packs`. Experts are left out: their products were not compared packed."""
+        """See `Binding.packs`. Experts are excluded: their products were not compared packed."""
         types = {kind_of(tensor) for tensor in content.tensors}
         experts = any(tensor.name.endswith(_EXPERTS) for tensor in content.tensors)
         return not experts and "F16" not in types and not types.isdisjoint(PACKED)
@@ -196,7 +196,7 @@ class IkLlama(Binding):
         return pointer
 
     def has_taps(self, taps: tuple[int, ...], layers: int) -> bool:
-        """See `Binding.has_taps`: the last layer runs the rows with logits alone."""
+        """See `Binding.has_taps`: the last layer runs only the rows with logits."""
         return max(taps, default=-1) < layers - 1
 
     def tapped(self, context: int, tap: int, shape: tuple[int, int]) -> Logits:

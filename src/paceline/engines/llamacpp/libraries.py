@@ -1,17 +1,17 @@
-"""The libraries of llama.cpp's family that are installed here, and where one runs a file.
+"""Finds the installed llama.cpp libraries, and decides which one runs a file, and where.
 
-    ik_llama.cpp   the fastest exact rows on processors; the families and weights that were compared
-    llama.cpp      every family and type of weights, and several sequences in a call
+    ik_llama.cpp   fastest exact rows on CPUs; only the families and weights that were compared
+    llama.cpp      every family and weight type, and several sequences in a pass
 
-The first in this order that computes a file right runs it, unless `PACELINE_LLAMACPP` names one.
-The processor must have what a wheel was built for: an illegal instruction ends the process, so that
-is asked before the library is loaded. A library that was compiled here has what the processor has.
+The first of these that computes a file correctly runs it, unless `PACELINE_LLAMACPP` selects one.
+The CPU must have the instructions that a wheel was built for: an illegal one ends the process, so
+they are checked before the library is loaded. A library compiled on this machine uses only those.
 
-The last layers of a file may run on a device of llama.cpp's library, the others on the processor:
+The last layers of a file may run on a llama.cpp device, the others on the CPU:
 
-    --device cpu      the processor
+    --device cpu      the CPU
     --device gpu      the device with the most free memory; a name: that device
-    --device auto     the same, if all layers and a full KV cache fit; else the processor
+    --device auto     the same if all layers and a full KV cache fit; otherwise the CPU
 """
 
 import contextlib
@@ -41,7 +41,7 @@ VARIABLE = "PACELINE_LLAMACPP"
 NAMES = _IK, _LLAMA = "ik_llama.cpp", "llama.cpp"
 
 PATHS = {_IK: "IK_LLAMA_CPP_LIB_PATH", _LLAMA: "LLAMA_CPP_LIB_PATH"}
-"""Environment variables with a library of one's own: its file, or for llama.cpp its folder."""
+"""Environment variables of custom libraries: the file, or for llama.cpp its folder."""
 
 _WAITING = {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "active"}
 """See `_short_spins`."""
@@ -49,24 +49,24 @@ _WAITING = {"GOMP_SPINCOUNT": "1000", "OMP_WAIT_POLICY": "active"}
 _SUFFIXES = (".so", ".dylib", ".dll")
 
 _FLAGS = ("avx2", "fma", "f16c")
-"""Instructions of x86 that the wheels are built with, as in /proc/cpuinfo."""
+"""x86 instructions that the wheels are built with, as in /proc/cpuinfo."""
 
 _FASTER = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
-"""Instructions of ik_llama.cpp's fastest kernels (`HAVE_FANCY_SIMD`), which no wheel has."""
+"""Instructions of ik_llama.cpp's fastest kernels (`HAVE_FANCY_SIMD`), unused by all wheels."""
 
 _BUILDS = (
     "the package index of xllamacpp has builds with CUDA, ROCm and Vulkan, and "
-    f"${PATHS[_LLAMA]} names a build of your own"
+    f"${PATHS[_LLAMA]} selects your own build"
 )
 
 _RESERVE = 512 << 20
-"""Bytes of a device's memory that are left to calls and to other programs; not measured."""
+"""Bytes of device memory reserved for forward passes and other programs; not measured."""
 
 _NUMBER_BYTES = {None: 2.0, "q8_0": 34 / 32}
-"""Type of keys and values on a device -> bytes of a number."""
+"""KV cache type on a device -> bytes per number."""
 
 _UNUSABLE = (ImportError, OSError, RuntimeError, AttributeError)
-"""Errors of a package's own library that cannot be loaded; OSError: not by this processor."""
+"""Errors of a library that cannot be loaded; OSError: not on this CPU."""
 
 _INSTALL = (
     "`pip install xllamacpp==2026.10.11549` installs llama.cpp, `pip install ik-llama-cpp-python` "
@@ -83,20 +83,20 @@ def library_for(
     shared: bool = False,
     quantized: bool = False,
 ) -> Binding:
-    """The first library that computes a GGUF file right.
+    """Return the first library that computes a GGUF file correctly.
 
     Args:
         path: the file.
-        libraries: those to choose from, as `installed` has them.
-        is_known: whether a library was chosen for the file before: then the file is not read.
-        taps: see `EngineSettings.taps`; a library whose calls do not leave them is passed over.
-        shared: whether one whose calls several sequences share is better.
-        quantized: whether keys and values are to be in Q8_0.
+        libraries: the candidates, from `installed`.
+        is_known: True if a library was chosen for the file before: the file is then not read.
+        taps: see `EngineSettings.taps`; libraries that cannot output them are skipped.
+        shared: True to prefer a library whose passes several sequences can share.
+        quantized: True if keys and values should be in Q8_0.
 
-    Raises ModelError if no library computes the file right, and what `installed` raises.
+    Raises ModelError if no library computes the file correctly, and the errors of `installed`.
     """
     refusals, content = [], None
-    # One by one: a library that is not asked for is not loaded.
+    # One by one: a library that is not needed is not loaded.
     libraries = (binding for binding in libraries if _has_taps(binding, path, taps))
     if shared:
         content = gguf = read_gguf(path)
@@ -117,7 +117,7 @@ def library_for(
 
 
 def _has_taps(binding: Binding, path: Path, taps: tuple[int, ...]) -> bool:
-    """Return True if a library's calls leave the hidden states that are needed.
+    """Return True if a library's passes output the hidden states that are needed.
 
     Raises InvalidRequest for a layer that the model does not have.
     """
@@ -128,19 +128,19 @@ def _has_taps(binding: Binding, path: Path, taps: tuple[int, ...]) -> bool:
     layers -= content.family_value("nextn_predict_layers", 0)
     if max(taps) >= layers:
         raise InvalidRequest(
-            f"hidden states after layer {max(taps)} are needed, and {path.name} has {layers} "
-            "layers; take a drafter that was made for it"
+            f"hidden states after layer {max(taps)} are needed, but {path.name} has {layers} "
+            "layers; use a drafter made for this model"
         )
     return binding.has_taps(taps, layers)
 
 
 def installed() -> Iterator[Binding]:
-    """The libraries that may be used, loaded one by one as the caller iterates.
+    """Yield the allowed libraries, loading each as the caller iterates.
 
     Raises:
-        MissingExtra: no library is installed, or none for this processor, or the one at a path of
-            the user's own cannot be loaded.
-        InvalidRequest: `VARIABLE` names no library.
+        MissingExtra: no library is installed, or none runs on this CPU, or a custom library
+            cannot be loaded.
+        InvalidRequest: `VARIABLE` has an unknown library.
     """
     reasons, count = [], 0
     for name in allowed():
@@ -153,17 +153,17 @@ def installed() -> Iterator[Binding]:
             yield binding
     if not count:
         raise MissingExtra(
-            f"the engine llamacpp needs a library of llama.cpp's family: {_INSTALL} "
+            f"the engine llamacpp needs llama.cpp or ik_llama.cpp: {_INSTALL} "
             f"({'; '.join(reasons)})"
         )
 
 
 @cache
 def load(name: str) -> Binding:
-    """Load a library. Raises one of `_UNUSABLE`, or MissingExtra for one at a path of one's own."""
+    """Load a library. Raises one of `_UNUSABLE`, or MissingExtra for a custom library."""
     lacking, path = missing_instructions(), os.environ.get(PATHS[name])
     if lacking and not path:
-        raise OSError(f"this processor has no {', '.join(lacking)}, which its wheel is built with")
+        raise OSError(f"this CPU lacks {', '.join(lacking)}, which its wheel is built with")
     binding: Binding
     try:
         with _short_spins():
@@ -180,8 +180,8 @@ def load(name: str) -> Binding:
         if not path:
             raise
         raise MissingExtra(
-            f"${PATHS[name]} is {path}, where {name} cannot be loaded: {error}; "
-            "name another library, or none for the package's own"
+            f"{name} cannot be loaded from ${PATHS[name]} ({path}): {error}; "
+            "set another path, or unset it to use the package's library"
         ) from error
     return binding
 
@@ -190,14 +190,14 @@ def load(name: str) -> Binding:
 def _short_spins() -> Iterator[None]:
     """Load the library's OpenMP with a short wait before a thread sleeps.
 
-    A thread that waits for another one spins, billions of times by default. Where another program
-    uses the processor, the one that is waited for does not run meanwhile: with a load of 11 on two
-    cores a call of 10 ms took up to 2.8 s; with 1,000 spins at most 33 ms (2026-11-25).
+    A waiting thread spins, billions of times by default. If another program uses the CPU, the
+    thread that it waits for cannot run in that time: with a load of 11 on two cores, a pass of
+    10 ms took up to 2.8 s; with 1,000 spins at most 33 ms (2026-11-25).
 
-    The policy keeps the same number where calls are made from a second thread, as a server's are:
-    OpenMP then has two teams, more threads than cores, and spins 100 times. With a barrier after
-    each of hundreds of operations, its threads slept and woke all the time: SmolLM2 135M made 47
-    tokens a second, now 130 (2026-11-26).
+    The policy is also the best one when passes run in a second thread, as in a server: OpenMP then
+    has two teams, more threads than cores, and otherwise spins only 100 times. With a barrier after
+    each of hundreds of operations, its threads slept and woke all the time: SmolLM2 135M generated
+    47 tokens per second, now 130 (2026-11-26).
     """
     ours = {name: value for name, value in _WAITING.items() if name not in os.environ}
     os.environ.update(ours)
@@ -214,7 +214,7 @@ def library_folder(name: str) -> Path | None:
 
 
 def version_of(package: str, name: str) -> str:
-    """Version of a library's package, with a digest of its build; with the path of one's own."""
+    """Return a library package's version, with a digest of its build; with a custom path."""
     from importlib.metadata import distribution
 
     packaged = distribution(package)
@@ -236,7 +236,7 @@ def version_of(package: str, name: str) -> str:
 def missing_instructions(
     cpuinfo: Path = Path("/proc/cpuinfo"), wanted: Sequence[str] = _FLAGS
 ) -> list[str]:
-    """Those of `wanted` that an x86 processor lacks; empty where that cannot be read."""
+    """Return those of `wanted` that an x86 CPU lacks; empty if that cannot be read."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return []
     try:
@@ -248,7 +248,7 @@ def missing_instructions(
 
 
 def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """How to get ik_llama.cpp for the instructions of this processor; empty: it is, or has none."""
+    """Return how to build ik_llama.cpp for this CPU's instructions; empty if not useful."""
     if binding.name != _IK or platform.machine() != "x86_64" or not cpuinfo.exists():
         return ""
     describe = binding.library.llama_print_system_info
@@ -256,8 +256,8 @@ def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
     if b"AVX512_VNNI = 0" not in describe() or missing_instructions(cpuinfo, _FASTER):
         return ""
     return (
-        "This processor has AVX-512 VNNI, unused by the wheel of ik_llama.cpp. Ten minutes "
-        "make a build that does (on a Zen 5 it read prompts twice as fast):\n"
+        "This CPU supports AVX-512 VNNI, which the ik_llama.cpp wheel does not use. Building it "
+        "with VNNI takes ten minutes (on a Zen 5, it read prompts twice as fast):\n"
         "  pip download --no-deps --no-binary :all: -d ik ik-llama-cpp-python=="
         f"{binding.version.split()[0]} && tar xzf ik/*.gz -C ik --strip-components 1 && cmake -S "
         "ik/vendor/ik_llama.cpp -B ik/build -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON && cmake "
@@ -266,7 +266,7 @@ def faster_build(binding: Binding, cpuinfo: Path = Path("/proc/cpuinfo")) -> str
 
 
 def allowed() -> tuple[str, ...]:
-    """Names of the libraries that `VARIABLE` allows."""
+    """Return the names of the libraries that `VARIABLE` allows."""
     name = os.environ.get(VARIABLE)
     if name and name not in NAMES:
         raise InvalidRequest(f"${VARIABLE} is {name!r}; expected {' or '.join(NAMES)}")
@@ -274,16 +274,16 @@ def allowed() -> tuple[str, ...]:
 
 
 def library_with_devices(device: str) -> Binding | None:
-    """The library with devices, if `device` asks for one; None: the processor is enough."""
+    """Return the library with devices if `device` needs one; None: the CPU is enough."""
     if device == "cpu" or (device == "auto" and not (library_folder(_LLAMA) or may_have_gpu())):
         return None
-    error: Exception | str = f"${VARIABLE} leaves it out"
+    error: Exception | str = f"${VARIABLE} excludes it"
     if _LLAMA in allowed():
         try:
             return load(_LLAMA)
         except _UNUSABLE as failure:
             error = failure
-    if device == "auto":  # the next library is asked, or says what is missing
+    if device == "auto":  # the next library is tried, or reports the error
         return None
     raise MissingExtra(
         f"--device {device} needs {_LLAMA}, which cannot be loaded: {error}; {_BUILDS}"
@@ -291,7 +291,7 @@ def library_with_devices(device: str) -> Binding | None:
 
 
 def device_for(path: Path) -> str | None:
-    """Where `--device auto` runs a GGUF file; None: there is no device, or something is broken."""
+    """Return where `--device auto` runs a GGUF file; None without a usable device."""
     try:
         library = library_with_devices("auto")
         if not library or not (devices := library.devices()):
@@ -300,7 +300,7 @@ def device_for(path: Path) -> str | None:
         offload = offload_for(library, devices, path, length, EngineSettings())
     except (MissingExtra, ModelError):
         return None
-    return "the processor" if offload is None else str(offload)
+    return "the CPU" if offload is None else str(offload)
 
 
 def offload_for(
@@ -310,9 +310,9 @@ def offload_for(
     context_length: int,
     settings: EngineSettings,
 ) -> Offload | None:
-    """The layers of a file that a device of the library takes; None: the processor runs them.
+    """Return the layers of a file that a device of the library runs; None: the CPU runs all.
 
-    Raises InvalidRequest if there is no such device, ModelError if nothing of the file fits.
+    Raises InvalidRequest for a missing device, ModelError if nothing of the file fits.
     """
     asked, is_auto = settings.device, settings.device == "auto"
     candidates = [
@@ -324,16 +324,16 @@ def offload_for(
         names = ", ".join(map(str, devices))
         which = f"has: {names}; use one of them, or" if devices else "has none; use"
         raise InvalidRequest(
-            f"--device is {asked!r}, and {binding.name} {binding.version} {which} --device cpu "
+            f"--device is {asked!r}, but {binding.name} {binding.version} {which} --device cpu "
             f"({_BUILDS})"
         )
-    if not candidates or FINAL_NORM in settings.taps:  # of embeddings all rows have outputs
+    if not candidates or FINAL_NORM in settings.taps:  # embeddings need outputs of all rows
         return None
     device = max(candidates, key=lambda candidate: candidate.free)
     offload = _fitting(path, device, context_length, settings)
     if is_auto and not offload.is_whole:
         settings.progress.say(
-            f"{path.name} runs on the processor: with its KV cache it does not fit into {device}; "
+            f"{path.name} runs on the CPU: with its KV cache it does not fit into {device}; "
             f"--device gpu puts {offload.layers} layers there"
         )
         return None
@@ -346,9 +346,9 @@ def offload_for(
 
 
 def _fitting(path: Path, device: Device, context_length: int, settings: EngineSettings) -> Offload:
-    """The layers that fit, as if all and the output had the same part of weights and KV cache.
+    """Return the layers that fit if each, and the output, has an equal part of weights and KV.
 
-    Without `cache_tokens` the cache has one context, and on a device with all layers what is left.
+    Without `cache_tokens`, the cache has one context; on a device with all layers, all that fits.
     """
     content = read_gguf(path)
     layers = _number(content, "block_count")
@@ -367,6 +367,6 @@ def _fitting(path: Path, device: Device, context_length: int, settings: EngineSe
 
 
 def _number(content: GgufFile, key: str, default: int = 0) -> int:
-    """A number of the file's family, the largest where layers differ."""
+    """Return a number of the file's family, the largest if layers differ."""
     value = content.family_value(key, default)
     return int(np.max(value.values)) if isinstance(value, NumberArray) else int(value)

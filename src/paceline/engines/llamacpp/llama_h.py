@@ -1,9 +1,9 @@
-"""llama.cpp's C interface as its build 11549 has it: structs, types of functions, and its library.
+"""llama.cpp's C interface in build 11549: structs, function types, and loading the library.
 
-The wheel of xllamacpp holds the library as one shared object, and declares nothing. Its structs
-have no size and no version, so they are written down here, and compared with the library's own
-default values when it is loaded: a field that was added moves the values after it. After the last
-field there is room, which a library with a longer struct may write to.
+The wheel of xllamacpp contains the library as one shared object, without declarations. Its structs
+have no size and no version, so they are declared here, and compared with the library's default
+values when it is loaded: an added field moves the values after it. The last field is followed by
+padding, which a library with a longer struct may write to.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _VOID = ctypes.c_void_p
 _ROOM = ("room", ctypes.c_uint64 * 32)
 
 TYPES: Mapping[str, int] = {"f16": 1, "q8_0": 8, "bf16": 30}
-"""Types of keys and values -> their numbers in ggml.h."""
+"""KV cache types -> their numbers in ggml.h."""
 
 FLASH_ATTENTION = 1
 """`LLAMA_FLASH_ATTN_TYPE_ENABLED`."""
@@ -39,11 +39,11 @@ ENCODE, DECODE = 0, 1
 """`llama_process_type`."""
 
 MTP_CONTEXT = 1
-"""`LLAMA_CONTEXT_TYPE_MTP`: a context of the layers inside a model that draft."""
+"""`LLAMA_CONTEXT_TYPE_MTP`: a context of the drafting layers inside a model."""
 
 
 class Embedding(ctypes.Structure):
-    """`llama_embd`: rows of numbers beside tokens, or in place of them."""
+    """`llama_embd`: rows of numbers next to tokens, or instead of them."""
 
     _fields_ = (("data", _VOID), ("n_rows", _SIZE), ("n_embd", _SIZE))
 
@@ -70,7 +70,7 @@ class _Value(ctypes.Union):
 
 
 class ModelOverride(ctypes.Structure):
-    """`llama_model_kv_override`: a value of a file's metadata that is replaced."""
+    """`llama_model_kv_override`: a replaced metadata value."""
 
     _fields_ = (("tag", _INT), ("key", ctypes.c_char * 128), ("value", _Value))
 
@@ -114,7 +114,7 @@ class ContextParams(ctypes.Structure):
 
 
 class EarlierContextParams(ctypes.Structure):
-    """The same as releases had it up to 0.5.0 (September 2026)."""
+    """The same struct in releases up to 0.5.0 (September 2026)."""
 
     _fields_ = tuple(field for field in ContextParams._fields_ if field[0] != "moe_cache_size")
 
@@ -133,7 +133,7 @@ DEFAULTS: dict[type[ctypes.Structure], Mapping[str, float]] = {
         "swa_full": True,
     },
 }  # fmt: skip
-"""Default values by which a struct's layout is checked; all others are 0, False or None."""
+"""Default values that identify a struct's layout; all others are 0, False or None."""
 
 
 def _alike(result: Any, arguments: list[Any], names: str) -> dict[str, tuple[Any, list[Any]]]:
@@ -201,16 +201,16 @@ def load_library(folder: Path | None) -> SimpleNamespace:
     """Load the library and declare its functions.
 
     Args:
-        folder: a folder with a library of one's own, built from the same version; None: the wheel.
+        folder: folder of a custom library, built from the same version; None: the wheel.
 
     Returns:
-        The functions of llama.h that are called, by their names; its structs; the library itself as
+        The functions of llama.h that are used, by name; its structs; the library itself as
         `_lib`.
 
     Raises:
         ImportError: the wheel is not installed.
-        OSError: the library cannot be loaded, or is of a version with other structs.
-        AttributeError: it lacks a function.
+        OSError: the library cannot be loaded, or its version has different structs.
+        AttributeError: a function is missing.
     """
     library = ctypes.CDLL(str(_path(folder)))
     api = SimpleNamespace(
@@ -237,16 +237,16 @@ def load_library(folder: Path | None) -> SimpleNamespace:
 
 
 def _refuse(name: str, *_: object) -> None:
-    raise ModelError(f"this build of llama.cpp exports no {name}; use the wheel of xllamacpp")
+    raise ModelError(f"this build of llama.cpp does not export {name}; use the wheel of xllamacpp")
 
 
 def _path(folder: Path | None) -> Path:
-    """The library's file; the package, whose import takes long, is not imported."""
+    """Return the library's file, without importing the package, which takes long."""
     if folder is not None:
         names = ("libllama.so", "libllama.dylib", "llama.dll", "libllama.*")
         for path in (path for name in names for path in sorted(folder.glob(name))):
             return path
-        raise OSError(f"no file is called {', '.join(names[:-1])} or {names[-1]}")
+        raise OSError(f"no file named {', '.join(names[:-1])} or {names[-1]}")
     package = find_spec("xllamacpp")
     if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("xllamacpp is not installed")
@@ -257,7 +257,7 @@ def _path(folder: Path | None) -> Path:
 
 
 def _layout(library: ctypes.CDLL, *layouts: type[ctypes.Structure]) -> type[ctypes.Structure]:
-    """The first layout that has default values where the library writes them, or OSError."""
+    """Return the first layout with default values where the library writes them, or OSError."""
     kind = "model" if ModelParams in layouts else "context"
     defaults = getattr(library, f"llama_{kind}_default_params")
     expected, faults = DEFAULTS[layouts[0]], []
@@ -270,6 +270,6 @@ def _layout(library: ctypes.CDLL, *layouts: type[ctypes.Structure]) -> type[ctyp
             return layout
         faults.append(fault)
     raise OSError(
-        f"its structs are not those of build 11549 ({faults[0]} of {layouts[0].__name__} has "
-        "another value); install xllamacpp 2026.10.11549"
+        f"its structs differ from those of build 11549 ({faults[0]} of {layouts[0].__name__} "
+        "has a different value); install xllamacpp 2026.10.11549"
     )

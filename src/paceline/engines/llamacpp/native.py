@@ -1,8 +1,8 @@
-"""A model of a library of llama.cpp's family, its contexts, and the sequences in them.
+"""A model opened in a llama.cpp library, its contexts, and the sequences in them.
 
-In ik_llama.cpp a context has one sequence: two in a call end the process or change bits. Contexts
-share the model's weights, which are mapped from the file. Invariant: a failed call raises; the
-library's own asserts end the process, so only calls that were tried are made.
+In ik_llama.cpp a context has one sequence: two in a pass end the process or change bits. Contexts
+share the model's weights, which are mapped from the file. Invariant: a failed pass raises; the
+library's own asserts end the process, so only calls that were tested are made.
 """
 
 import ctypes
@@ -28,22 +28,22 @@ from paceline.engines.llamacpp.binding import (
 from paceline.errors import ModelError
 
 _SOME_ROWS = 16
-"""Rows of the calls that measure the size of a position; a fourth of them on a device."""
+"""Rows of the passes that measure the size of a position; a quarter of them on a device."""
 
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
 class Sizes(NamedTuple):
-    """Bytes of a sequence."""
+    """A sequence's memory in bytes."""
 
     slot: int
     """Keys and values of one position."""
     state: int
-    """The state of all recurrent layers."""
+    """Size of all recurrent states."""
 
 
 class _Open:
-    """Counts what is open of a model, and frees the model with the last of it.
+    """A reference count of a model and its contexts; the last one frees the model.
 
     Python collects a model and its contexts in any order, and the library needs the model to free
     a context.
@@ -56,7 +56,7 @@ class _Open:
         self.add()
 
     def add(self) -> None:
-        """Count the model, or a context of it."""
+        """Count the model, or one of its contexts."""
         self._count += 1
         self._binding.open += 1
 
@@ -65,7 +65,7 @@ class _Open:
         self.drop()
 
     def drop(self) -> None:
-        """Count one less."""
+        """Decrement the count."""
         self._count -= 1
         self._binding.open -= 1
         if not self._count:
@@ -89,7 +89,7 @@ class NativeModel:
 
         See `ContextSettings` for `quantized`, and `Binding.load` for `offload` and `mtp`.
 
-        Raises ModelError, with the library's own words, if it is refused.
+        Raises ModelError, with the library's own words, if it refuses the file.
         """
         _check_room(binding)
         self.binding = binding
@@ -104,39 +104,39 @@ class NativeModel:
             raise ModelError(
                 f"{binding.name} cannot open {path}: {binding.last_errors() or 'no reason given'}; "
                 + ("use --device cpu, or " * (offload is not None))
-                + "get the file again, or another quantization"
+                + "download the file again, or use another quantization"
             )
         self.pointer: int = pointer
         self.vocab_size = binding.vocab_size(pointer)
         window = binding.has_window(pointer)
         self.heads = None if window else binding.heads(pointer)
-        """Heads of attention, if all layers have the same, without a window."""
+        """Attention heads, if all layers have the same number and no window."""
         self.span = LEAST_CONTEXT if offload else binding.window_span * window
-        """No call crosses a multiple of so many positions; 0: any may."""
+        """No pass crosses a multiple of this position; 0: any may."""
         self.recurrent = binding.is_recurrent(pointer)
-        """Whether some layers have a state instead of keys and values."""
+        """True if some layers have a state instead of keys and values."""
         fault = None
         if quantized and not binding.has_whole_groups(pointer):
             self.close()
             raise ModelError(
-                f"{path} has heads that are no multiple of 32 numbers, so keys and values cannot "
-                "be in q8_0; leave --kv out"
+                f"{path} has head sizes that are not multiples of 32, so keys and values cannot be "
+                "in q8_0; remove --kv"
             )
         if self.recurrent and not binding.rolls_back:
             fault = "recurrent layers"
         elif self.recurrent and window:
-            fault = "recurrent layers beside a window of attention"
+            fault = "recurrent layers and an attention window"
         elif self.recurrent and offload:
             fault = f"recurrent layers on {offload.device.name}"
         if fault:
             self.close()
             raise ModelError(
-                f"{path} has {fault}, whose states {binding.name} does not roll back; "
+                f"{path} has {fault}, whose states {binding.name} cannot roll back; "
                 "use a model of another family"
             )
 
     def sizes(self, threads: int) -> Sizes:
-        """Sizes of a sequence's memory, measured.
+        """Measure the memory of a sequence.
 
         Raises ModelError for recurrent layers that cannot be rolled back.
         """
@@ -152,31 +152,31 @@ class NativeModel:
         return Sizes((sizes[1] - sizes[0]) // rows, state)
 
     def close(self) -> None:
-        """Unmap the file, once its contexts are closed. Further calls do nothing."""
+        """Unmap the file once its contexts are closed. Further calls do nothing."""
         self._drop()
 
     def context(self, settings: ContextSettings) -> "NativeContext":
-        """A new context with empty sequences. Raises ModelError if there is no memory for it."""
+        """Create a context with empty sequences. Raises ModelError if memory is insufficient."""
         on_device = self.offload is not None
         return NativeContext(self, settings._replace(quantized=self.quantized, offloaded=on_device))
 
     def sequence(self, settings: ContextSettings) -> "NativeSequence":
-        """The sequence of a new context that has one."""
+        """Create a context with one sequence, and return the sequence."""
         return self.context(settings._replace(sequences=1)).sequences[0]
 
 
 class Rows(NamedTuple):
-    """Rows of one sequence in a call."""
+    """Rows of one sequence in a pass."""
 
     sequence: "NativeSequence"
     tokens: Sequence[int]
-    """Token ids, to run after the sequence's `length` positions."""
+    """Token ids that run after the sequence's `length` positions."""
     outputs: slice
-    """Rows that need logits, with its start and stop."""
+    """Rows that need logits; a slice with start and stop."""
 
 
 class _Batch:
-    """The arrays of a `llama_batch`, which stay alive between calls."""
+    """Arrays of a `llama_batch`, which stay alive between passes."""
 
     def __init__(self, struct: type[ctypes.Structure], rows: int) -> None:
         """Allocate arrays of `rows` rows."""
@@ -203,7 +203,7 @@ class _Batch:
         self._struct.seq_id = ctypes.cast(self._ids, types["seq_id"])
 
     def filled(self, work: Sequence[Rows]) -> Any:
-        """The batch for rows of several sequences."""
+        """Return the batch with rows of several sequences."""
         count = 0
         for sequence, tokens, outputs in work:
             rows, start = slice(count, count + len(tokens)), sequence.length
@@ -218,12 +218,12 @@ class _Batch:
 
 
 class NativeContext:
-    """Keys and values of some sequences, their recurrent states, and the memory of calls."""
+    """Keys and values of some sequences, their recurrent states, and the memory of passes."""
 
     def __init__(self, model: NativeModel, settings: ContextSettings) -> None:
         """Allocate the context.
 
-        Raises ModelError if the library does not, or cannot roll the family's states back.
+        Raises ModelError if the library refuses, or cannot roll back the family's states.
         """
         self.settings = settings
         self.model, self.binding = model, model.binding
@@ -237,32 +237,32 @@ class NativeContext:
         if not pointer:
             reason = self.binding.last_errors() or "no reason given"
             raise ModelError(
-                f"{self.binding.name} has no context of {settings.slots} tokens for "
-                f"{model.path.name}: {reason}; fewer cache_tokens may help"
+                f"{self.binding.name} cannot create a context of {settings.slots} tokens for "
+                f"{model.path.name}: {reason}; reduce cache_tokens"
             )
         self._pointer = pointer
         if settings.rollback and self.binding.rollback(pointer) < settings.rollback:
             self.close()
             raise ModelError(
                 f"{model.path} has recurrent layers of a family whose states "
-                f"{self.binding.name} does not roll back; use a model of another family"
+                f"{self.binding.name} cannot roll back; use a model of another family"
             )
         self._batch = _Batch(self.binding.api.llama_batch, settings.rows)
         self.sequences = [NativeSequence(self, number) for number in range(settings.sequences)]
 
     def decode(self, work: Sequence[Rows]) -> list[Logits]:
-        """Run rows of different sequences in one call.
+        """Run rows of different sequences in one pass.
 
-        Of several sequences each has as many rows, and their numbers follow one another: a call of
-        other ones would be divided by the library.
+        If there are several sequences, all must have the same number of rows, and consecutive
+        sequence numbers: the library would split any other pass.
 
         Returns:
             Per sequence, [outputs, vocab] float32: a view of the context's memory, valid until its
-            next call.
+            next pass.
 
         Raises:
-            ModelError: the library refused the call; the positions are unchanged, or with recurrent
-                layers gone.
+            ModelError: the library refused the pass; the positions are unchanged, or with recurrent
+                layers lost.
         """
         library = self.binding.library
         for sequence, *_ in work:
@@ -273,8 +273,8 @@ class NativeContext:
             for sequence, *_ in work:
                 sequence.drop_from(0 if self.settings.rollback else sequence.length)
             raise ModelError(
-                f"{self.binding.name} failed in a call of {batch.n_tokens} rows with code {code}: "
-                f"{self.binding.last_errors() or 'no reason given'}; a shorter prompt may help"
+                f"{self.binding.name} failed in a pass of {batch.n_tokens} rows with code {code}: "
+                f"{self.binding.last_errors() or 'no reason given'}; try a shorter prompt"
             )
         for sequence, tokens, _ in work:
             sequence.ran(len(tokens))
@@ -289,7 +289,7 @@ class NativeContext:
         return [logits] if len(work) == 1 else np.split(logits, np.cumsum(counts)[:-1])
 
     def _read_taps(self, work: Sequence[Rows]) -> None:
-        """Copy the hidden states of a call's rows to their sequences."""
+        """Copy the hidden states of a pass's rows to their sequences."""
         lengths = [len(tokens) for _, tokens, _ in work]
         shape = sum(lengths), self.binding.width(self.model.pointer)
         for tap in self.settings.taps:
@@ -303,7 +303,7 @@ class NativeContext:
 
     @property
     def pointer(self) -> int:
-        """The library's context."""
+        """A pointer to the library's context."""
         if not self._drop.alive:
             raise ValueError("the context is closed")
         return self._pointer
@@ -312,39 +312,39 @@ class NativeContext:
 class NativeSequence:
     """One sequence of a context.
 
-    Positions are dropped when the sequence is used next, once: recurrent layers keep the states
-    after the last rows of a call alone, and go back to one of them once. The library does not know
-    that there is none from before a call, and would go on with an older one (`can_truncate` does).
+    Positions are dropped when the sequence is next used, in one operation: recurrent layers keep
+    only the states after the last rows of a pass, and can return to one of them only once. The
+    library does not report that a state is missing; it would use an older one (`can_truncate`).
     """
 
     def __init__(self, context: NativeContext, number: int) -> None:
-        """An empty sequence with a number of its own in the context."""
+        """Begin an empty sequence, which has its own number in the context."""
         self.context, self.number = context, number
         self._binding = context.binding
         self.length = 0
-        """Positions of the sequence; more of them may be here until the next use."""
+        """Positions of the sequence; the context may have more until the next use."""
         self._held = 0
-        """Positions that are here."""
+        """Positions in the context."""
         self._min_length = 0
-        """The fewest that can be kept, but none at all."""
+        """Minimum positions that can be kept; 0 is always possible."""
         self.taps: dict[str, Logits] = {}
-        """Hidden states of its rows in the last call, [rows, d]; see `ContextSettings.taps`."""
+        """Hidden states of its rows in the last pass, [rows, d]; see `ContextSettings.taps`."""
 
     @property
     def slots(self) -> int:
-        """Positions that it has room for."""
+        """Positions that the sequence can hold."""
         return self.context.settings.slots
 
     def decode(self, tokens: Sequence[int], outputs: slice) -> Logits:
-        """Run `tokens`, in a call of their own; see `NativeContext.decode`."""
+        """Run `tokens` in their own pass; see `NativeContext.decode`."""
         return self.context.decode([Rows(self, tokens, outputs)])[0]
 
     def embed(self, tokens: Sequence[int]) -> Logits:
-        """Run `tokens`; a copy of their rows after the last norm, [tokens, d] float32."""
+        """Run `tokens`; return a copy of their rows after the last norm, [tokens, d] float32."""
         api, pointer = self._binding.api, ctypes.c_void_p(self.context.pointer)
         api.llama_set_embeddings(pointer, True)
         try:
-            self.decode(tokens, slice(0, len(tokens)))  # logits are not read, and there
+            self.decode(tokens, slice(0, len(tokens)))  # logits are computed but not read
             shape = (len(tokens), self._binding.width(self.context.model.pointer))
             rows = np.ctypeslib.as_array(
                 ctypes.cast(api.llama_get_embeddings(pointer), _FLOATS), shape
@@ -354,18 +354,18 @@ class NativeSequence:
             api.llama_set_embeddings(pointer, False)
 
     def can_truncate(self, length: int) -> bool:
-        """Whether the sequence can be cut to its first `length` positions."""
+        """Return whether the sequence can be cut to its first `length` positions."""
         return length == 0 or self._min_length <= length <= self.length
 
     def truncate(self, length: int) -> None:
-        """Drop the positions from `length` on, where `can_truncate` is true."""
+        """Drop the positions starting at `length`; requires `can_truncate`."""
         assert self.can_truncate(length), f"{self.length} positions cannot become {length}"
         self.length = length
 
     def state(self, flags: int = 0) -> State:
-        """A copy of the sequence's keys and values, and recurrent state.
+        """Copy the sequence's keys and values, and recurrent state.
 
-        With `PARTIAL_STATE` of the recurrent state alone.
+        With `PARTIAL_STATE`, copy only the recurrent state.
         """
         self.drop_truncated()
         state = self._binding.read_state(self.context.pointer, self.number, flags)
@@ -374,43 +374,43 @@ class NativeSequence:
         return state
 
     def restore(self, state: State, length: int, recurrent: State | None = None) -> None:
-        """Replace the sequence by the first `length` positions of a state.
+        """Replace the sequence with the first `length` positions of a state.
 
         Args:
-            state: the state; with recurrent layers of `length` positions, or more.
+            state: the state; with recurrent layers, of at least `length` positions.
             length: see above.
-            recurrent: state of the recurrent layers after `length` positions, if more are in
-                `state`.
+            recurrent: recurrent state after `length` positions, needed if `state` has more
+                positions.
         """
         self.drop_truncated()
         try:
             self._write(state)
         except ModelError:
-            self.drop_from(0)  # a part of it may be there
+            self.drop_from(0)  # part of it may be in the context
             raise
         if recurrent is not None:
             self._write(recurrent, PARTIAL_STATE)
         self.drop_from(length)
 
     def restore_recurrent(self, state: State, length: int) -> None:
-        """Go back to `length` positions, after which the recurrent layers had this state."""
+        """Go back to `length` positions; `state` is the recurrent state there."""
         self._write(state, PARTIAL_STATE)
         self.drop_from(length)
 
     def drop_truncated(self) -> None:
-        """Drop the positions in the library that the sequence does not have."""
+        """Drop the library's positions that are not in the sequence."""
         if self._held != self.length:
             self.drop_from(self.length)
 
     def drop_from(self, length: int) -> None:
-        """Drop positions in the library. Raises ModelError if it does not."""
+        """Drop the library's positions starting at `length`. Raises ModelError if that fails."""
         if not self._binding.truncate(self.context.pointer, self.number, length):
             name = self.context.model.path.name
             raise ModelError(f"{self._binding.name} cannot drop tokens of {name}")
         self._count(length)
 
     def ran(self, rows: int) -> None:
-        """Count the rows of a call."""
+        """Count the rows of a pass."""
         start = self.length
         self._count(start + rows)
         if rollback := self.context.settings.rollback:
@@ -419,7 +419,7 @@ class NativeSequence:
     def _write(self, state: State, flags: int = 0) -> None:
         if not self._binding.write_state(self.context.pointer, self.number, state, flags):
             raise ModelError(
-                f"{self._binding.name} cannot put {state.size} bytes of keys and values into a "
+                f"{self._binding.name} cannot load {state.size} bytes of keys and values into a "
                 f"context of {self.slots} tokens"
             )
 
@@ -431,9 +431,9 @@ class NativeSequence:
 def _check_room(binding: Binding) -> None:
     """Raise ModelError if no more models and contexts may be opened."""
     if binding.is_full:
-        gc.collect()  # frees those that nobody holds but their own circles
+        gc.collect()  # break reference cycles that keep contexts alive
     if binding.is_full:
         raise ModelError(
-            f"{binding.open} models and contexts of {binding.name} are open in this process, and "
-            "more would end it; close models that are not used"
+            f"{binding.open} models and contexts of {binding.name} are open in this process, the "
+            "maximum; close models that are not used"
         )

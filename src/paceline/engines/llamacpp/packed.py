@@ -1,21 +1,21 @@
-"""Copies of weights in the form that ik_llama.cpp computes fastest: packed.
+"""Packed copies of weights: the format that ik_llama.cpp computes fastest.
 
-Rows of a matrix are stored interleaved, four or eight together, so that one load of a register has
-a part of each:
+Rows of a matrix are stored interleaved, four or eight together, so that one load of a register
+gets a part of each:
 
     as in the file   row 0: a0 a1 a2 ...   row 1: b0 b1 b2 ...   row 2: c0 ...   row 3: d0 ...
     packed           a0 b0 c0 d0  a1 b1 c1 d1  ...
 
-The library can do that whenever it opens a file, in memory of its own: 3.9 s and 1.1 GB for a 1.7B.
-A copy that is packed once is mapped like the file, so it is open at once, and memory holds it once.
-It takes as much of the disk as the file, so it is only made where there is much room. A copy is of
-one version of a file and of the library, and those of files that are gone are removed when the next
-one is made. Whatever goes wrong, the file itself is used.
+The library can pack a file whenever it opens it, in its own memory: 3.9 s and 1.1 GB for a 1.7B
+model. A packed copy is mapped like the file, so it opens at once, and memory holds it once. It
+needs as much disk as the file, so it is only made if much space is free. A copy belongs to one
+version of a file and of the library; those of deleted files are removed when the next copy is
+made. If anything fails, the file itself is used.
 
-A head that is the table of embeddings is not packed, as the table is read row by row: the copy has
-it once more, as a matrix of its own. The table's pages are then hardly read, and take no memory.
+A head that is also the embedding table is not packed, as the table is read row by row: the copy has
+it again as a separate matrix. The table's pages are then hardly read, and use no memory.
 
-Packing runs in a process of its own (`main`): the library's asserts end it.
+Packing runs in its own process (`main`): the library's asserts end it.
 """
 
 import contextlib
@@ -35,19 +35,19 @@ from paceline.storage.progress import Progress
 from paceline.storage.workspace import workspace
 
 _FORM = 1
-"""Version of the copies: of another one, none is taken."""
+"""Version of the copies; others are not used."""
 
 _ROOM = 10
-"""Copies that the disk must have room for, or none is written."""
+"""A copy is only written if the disk has space for this many."""
 
 _MIN_BYTES = 32 << 20
-"""Bytes of a file from which a copy pays."""
+"""Minimum file size in bytes for which a copy is worthwhile."""
 
 _SECONDS, _BYTES_PER_SECOND = 60, 20 << 20
-"""Longest time of packing: so long, and a second for so many bytes (350 MB measured)."""
+"""Packing time limit: a constant, and a second per this many bytes (350 MB measured)."""
 
 _COPY, _SOURCE, _NONE = ".gguf", ".source", ".none"
-"""Endings: the copy, the path of its file, and a mark that there is no copy."""
+"""File suffixes: the copy, its source path, and a marker that no copy is possible."""
 
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 
@@ -61,7 +61,7 @@ class PackedWeights:
         return copy if copy is not None and copy.exists() else None
 
     def find_or_make(self, path: Path, binding: Binding, progress: Progress) -> Path | None:
-        """The copy of a file; written if it is missing. None: the file itself is to be used.
+        """Return the copy of a file, written if missing. None: use the file itself.
 
         Args:
             path: the file.
@@ -79,7 +79,7 @@ class PackedWeights:
                 return None
             if binding.packs(read_gguf(path)):
                 self._remove_old(path)
-                with progress.task(f"packing {path.name} for this processor, once"):
+                with progress.task(f"packing {path.name} for this CPU, once"):
                     packed = _pack(path, copy)
                 if packed:
                     copy.with_suffix(_SOURCE).write_bytes(bytes(path))
@@ -99,7 +99,7 @@ class PackedWeights:
     def _path_of(self, path: Path, binding: Binding, ending: str) -> Path | None:
         try:
             stat = path.stat()
-        except OSError:  # which opening the file says better
+        except OSError:  # opening the file reports it better
             return None
         if self._folder is None:
             return None
@@ -108,7 +108,7 @@ class PackedWeights:
         return self._folder / f"{digest}{ending}"
 
     def _remove_old(self, path: Path) -> None:
-        """Remove copies of other versions of the file, and of files that are gone."""
+        """Remove copies of other versions of the file, and of deleted files."""
         assert self._folder is not None
         for source in self._folder.glob(f"*{_SOURCE}"):
             with contextlib.suppress(OSError):
@@ -136,13 +136,13 @@ def _pack(path: Path, copy: Path) -> bool:
         )
         if done.returncode == 0:
             with partial.open("rb+") as file:
-                os.fsync(file.fileno())  # after a power cut, a copy of zeros would be read
+                os.fsync(file.fileno())  # else a power failure could leave a copy of zeros
             partial.replace(copy)
     return copy.exists()
 
 
 def main() -> int:
-    """Pack the file that the first argument names into that of the second; return 0 if it is."""
+    """Pack the file of the first argument into that of the second; return 0 on success."""
     from paceline.engines.llamacpp.ik import IkLlama
 
     source, target = map(Path, sys.argv[1:])
@@ -158,7 +158,7 @@ def main() -> int:
 
 
 def _write_untied(content: GgufFile, table: Tensor, path: Path) -> None:
-    """Write a file again, with the table of embeddings once more as the head."""
+    """Rewrite a file, with a second copy of the embedding table as the head."""
     tensors = [*content.tensors, table._replace(name=_HEAD)]
     forms = {tensor.name: (tensor.kind, tensor.data.nbytes) for tensor in tensors}
     untied = replace(content, tensors=tensors)

@@ -1,17 +1,17 @@
 """A sequence of a model with recurrent layers: its tokens, and states to go back to.
 
-Keys and values can be cut anywhere, the state of recurrent layers cannot. The library keeps the
-states after the last rows of a call, so drafts that fall cost nothing. Other ways back start from a
-*checkpoint*, a copy of the state after some token, and run the tokens after it again:
+Keys and values can be cut anywhere; the state of recurrent layers cannot. The library stores the
+states after the last rows of a pass, so rejected drafts cost nothing. Otherwise a *checkpoint*, a
+copy of the state after some token, is restored, and the tokens after it run again:
 
-    drafts of up to 15 fall                    a state of the library
-    more drafts than a call has rows fall      checkpoint before the block, and some rows again
+    up to 15 rejected drafts                   a state of the library
+    more rejected drafts than rows in a pass   checkpoint before the block, and some rows again
     the next turn of a chat, and forks         checkpoint at the end of a prompt, or shortly before
-    other prompts that begin alike             checkpoint where a fork wanted to begin
-    a draft model goes back some calls         checkpoint where it went back to the last time
+    other prompts with the same beginning      checkpoint where a fork could not begin
+    a draft model goes back several passes     checkpoint where it went back to the last time
 
-Invariant: a checkpoint is of exactly the tokens before it, whose keys and values are in the
-sequence's context or in its parked state; rows that run again do so in the phase that they had.
+Invariant: a checkpoint covers exactly the tokens before it, whose keys and values are in the
+sequence's context or in its parked state; rows that run again do so in their original phase.
 """
 
 from collections.abc import Callable
@@ -25,22 +25,22 @@ from paceline.engines.llamacpp.sequence import Contexts, LlamaSequence, parts_be
 from paceline.engines.rows import RowRange
 
 _BEFORE_END, _ALIGNED = 16, 32
-"""A long prompt has a checkpoint at a multiple of 32 that is 16 tokens or more before its end: the
-next turn of a chat may have other tokens there, such as those that begin a thought."""
+"""A long prompt has a checkpoint at a multiple of 32, at least 16 tokens before its end: in the
+next turn of a chat the last tokens may differ, such as those that begin the reasoning."""
 
 _LONG = 64
-"""Rows of a prompt before that checkpoint: for fewer, a call of its own is not worth it."""
+"""Minimum rows before that checkpoint: for fewer, a separate pass is not worthwhile."""
 
 _PROMPT_CHECKPOINTS = 2
-"""Checkpoints in the prompt, besides one that forks asked for; in the answer there is one."""
+"""Maximum checkpoints in the prompt, besides one for forks; in the answer there is one."""
 
 
 class Checkpoint(NamedTuple):
     at: int
-    """Number of the tokens."""
+    """Number of tokens."""
     state: State
     shareable: bool
-    """Whether all the tokens were prefilled."""
+    """True if all the tokens were prefilled."""
 
 
 class RecurrentSequence(LlamaSequence):
@@ -48,13 +48,13 @@ class RecurrentSequence(LlamaSequence):
         super().__init__(pool, context_length, contexts)
         self._tokens: list[int] = []
         self._prefilled: list[bool] = []  # per token
-        self._block = Block([], 0)  # what is not committed of the block that ran last
-        self._marks: set[int] = set()  # rows of the block, before which its states are kept
+        self._block = Block([], 0)  # the uncommitted rows of the last block
+        self._marks: set[int] = set()  # rows of the block whose preceding states are kept
         self._checkpoints: list[Checkpoint] = []  # ascending
-        self._branch = 0  # where it was to begin as a fork, or went back to: a checkpoint stays
+        self._branch = 0  # requested length where this fork could not begin, or its last rewind
 
     def prepare(self, place: NativeSequence, run: Callable[[Block], object]) -> None:
-        """Go back to `length` tokens, or to a checkpoint before, from which rows run again."""
+        """Go back to `length` tokens, or to an earlier checkpoint and rerun the rows after it."""
         self._drop_checkpoints()
         if place.length > self.length and place.can_truncate(self.length):
             place.truncate(self.length)
@@ -88,7 +88,7 @@ class RecurrentSequence(LlamaSequence):
         return parts
 
     def on_rows_computed(self, place: NativeSequence, rows: int) -> None:
-        """Keep the state after `rows` rows of the block if they end at a mark."""
+        """Save the state after `rows` rows of the block if they end at a mark."""
         if rows in self._marks and place.length:
             prompt = self.shareable_length
             self._keep(place, prompt == self.length or place.length <= prompt)
@@ -103,7 +103,7 @@ class RecurrentSequence(LlamaSequence):
 
     def commit(self, rows: int) -> None:
         tokens, prefill = self._block.tokens, self._block.prefill
-        # Before the length: Ctrl-C in between leaves more than it says, which is overwritten.
+        # Before the length: Ctrl-C in between leaves extra tokens, which are overwritten.
         self._tokens[self.length :] = tokens[:rows]
         self._prefilled[self.length :] = [prefill] * rows
         super().commit(rows)
@@ -120,10 +120,10 @@ class RecurrentSequence(LlamaSequence):
         return max((checkpoint.at for checkpoint in self._shared(length)), default=0)
 
     def fork(self, length: int) -> Self:
-        """A new sequence that begins with a checkpoint of this one, up to `length` tokens.
+        """Create a sequence that begins with a checkpoint of this one, up to `length` tokens.
 
-        It makes a checkpoint at `length` itself when it gets there: a prefix that was asked for
-        twice is likely to be asked for again.
+        It adds its own checkpoint when it reaches `length`: a prefix that was requested twice is
+        likely to be requested again.
         """
         fork = super().fork(length)
         fork._branch = min(length, self.shareable_length)
@@ -148,19 +148,19 @@ class RecurrentSequence(LlamaSequence):
         self._contexts.copy(self, fork, shared, fork._checkpoints[-1].state)
 
     def _keep(self, place: NativeSequence, shareable: bool) -> None:
-        """Keep the state of the context, and as many checkpoints of its kind as are useful."""
+        """Save the context's state, and limit the checkpoints of its kind."""
         newest = Checkpoint(place.length, place.state(PARTIAL_STATE), shareable)
         others = [other for other in self._checkpoints if other.at != newest.at]
-        most = _PROMPT_CHECKPOINTS if shareable else 1
+        max_checkpoints = _PROMPT_CHECKPOINTS if shareable else 1
         kind = [
             other for other in others if other.shareable == shareable and other.at != self._branch
         ]
-        for oldest in kind[: max(len(kind) + 1 - most, 0)]:
+        for oldest in kind[: max(len(kind) + 1 - max_checkpoints, 0)]:
             others.remove(oldest)
         self._checkpoints = sorted([*others, newest], key=lambda checkpoint: checkpoint.at)
 
     def _cut(self) -> None:
-        """Drop what is beyond `length`; the context goes back when it is used next."""
+        """Drop everything after `length`; the context goes back at its next use."""
         self._drop_checkpoints()
         self._contexts.shorten(self, self.length)
 

@@ -1,14 +1,14 @@
-"""Which rows a model's calls may have: a table, by the sources of the libraries.
+"""Row counts that a model's passes may have: a table, from the libraries' sources.
 
-llama.cpp (ggml/src/ggml-cpu of build 11549) computes K and IQ types by another product from 8 rows
-on, by the rows of an expert in a mixture (tiled/tiled.cpp), and weights without groups by another
-one for a single row (llamafile/sgemm.cpp). ik_llama.cpp 0.1.5 repacks weights for calls of 32 rows
-and more, unless their packed copy runs. On a GPU each few numbers of rows have kernels of their own
+llama.cpp (ggml/src/ggml-cpu of build 11549) multiplies K and IQ types with another kernel for 8
+rows or more, in mixtures per expert (tiled/tiled.cpp), and weights without groups with another one
+for a single row (llamafile/sgemm.cpp). ik_llama.cpp 0.1.5 repacks weights for passes of 32 rows or
+more, unless their packed copy runs. On a GPU, each small range of row counts has its own kernels
 (benchmarks/README.md, "Rows on a GPU").
 
 A model has the strictest limits of its tensors, its keys and its device. They are verified when it
-opens (`rows_hold`), and a rule that does not hold is replaced by one that relies on fewer kernels;
-nothing is searched.
+opens (`rows_hold`); a rule that does not hold is replaced by one that relies on fewer kernels.
+Nothing is searched.
 """
 
 from collections.abc import Iterator
@@ -22,93 +22,93 @@ from paceline.engines.rows import RowRange, RowRules
 from paceline.storage.gguf_file import GgufFile, Tensor
 
 MOST_ROWS = 256
-"""Most rows of a call."""
+"""Maximum rows of a pass."""
 
 _TOGETHER_ROWS = 32
-"""Most rows of an answer's call, of several sequences; one has `MOST_OUTPUTS`."""
+"""Maximum rows of an answer's pass, of several sequences; one has `MOST_OUTPUTS`."""
 
 CONTEXTS, DEVICE_CONTEXTS = (40, 400, 608, 1072), (40, 1100, 4000)
-"""Keys before compared rows: under and over 256, where the libraries begin to drop masked keys, and
-512 and 1,024; on a device, whose calls end before a multiple of 256."""
+"""Keys before the compared rows: below and above 256, where the libraries begin to drop masked
+keys, and 512 and 1,024; on a device, whose passes end before a multiple of 256."""
 
 _ONE = RowRange(1, 1)
 
 UNPADDED = RowRules(RowRange(1, MOST_OUTPUTS), RowRange(1, MOST_ROWS))
-"""Rules where `min_rows` is 1: a row's bits depend on its call."""
+"""Rules if `min_rows` is 1: a row's bits depend on its pass."""
 
 
 class RowLimits(NamedTuple):
-    """Numbers of rows that are in a class with some weights, keys or device."""
+    """Row counts in one class, with some weights, keys or device."""
 
     decode: int = _TOGETHER_ROWS
-    """Most rows of an answer's call: with more, another kernel runs."""
+    """Maximum rows of an answer's pass: with more, another kernel runs."""
     prompt: int = 2
-    """Fewest rows of a prompt's call: with fewer, an answer's kernel runs."""
+    """Minimum rows of a prompt's pass: with fewer, the answer's kernel runs."""
     most: int = MOST_ROWS
-    """Most rows of any call."""
+    """Maximum rows of any pass."""
     single: bool = True
-    """Whether products of one row add in the order of several."""
+    """True if a single row's products are added in the same order as those of several."""
     least: int = 2
-    """Fewest rows of any call, but for a single one."""
+    """Minimum rows of any pass, except a single one."""
 
 
 _LLAMA = {
     **dict.fromkeys(FLOATS, RowLimits(single=False)),
     **dict.fromkeys(TILED, RowLimits(decode=7, prompt=8)),
 }
-"""Type of weights -> limits in llama.cpp; other types have none."""
+"""Weight type -> limits in llama.cpp; other types have none."""
 
 _IK, _IK_OTHERS = {"Q6_K": RowLimits(prompt=64)}, RowLimits(prompt=32)
-"""Type of weights -> limits in ik_llama.cpp if no packed copy runs, and those of other types."""
+"""Weight type -> limits in ik_llama.cpp without a packed copy, and those of other types."""
 
 _IK_FOURS = {"Q4_1": RowLimits(most=16), "Q5_1": RowLimits(most=16)}
-"""Limits of types that ik_llama.cpp repacks four groups at a time. It reads beyond a row whose
-groups are no multiple of four: KL 0.7 at 576 inputs."""
+"""Limits of types that ik_llama.cpp repacks four groups at a time. It reads past the end of a row
+unless it has a multiple of four groups: KL 0.7 at 576 inputs."""
 
 _GPU = RowLimits(decode=4, prompt=128, most=128, single=False, least=3)
-"""CUDA on an H200: {3, 4} is in a class with all weights and keys that were measured. Between two
-multiples of 256 keys are two of a prompt's calls."""
+"""CUDA on an H200: {3, 4} is in a class with all weights and keys that were measured. A prompt has
+two passes between multiples of 256 keys."""
 
 _GPU_FEW_QUERIES = _GPU._replace(least=2)
-"""The same with up to two queries per head of keys, and keys in F16."""
+"""The same for up to two query heads per key head, and keys in F16."""
 
 _SOFTWARE = RowLimits(decode=4, prompt=3, most=4, single=False, least=3)
 """Mesa's software device: each number of rows above is compiled in 10 to 50 s."""
 
 _GROUP = 32
 _EXPERTS = 3
-"""Dimensions of a tensor of experts, which get any number of a call's rows."""
+"""Dimensions of a tensor of experts, which may get any number of a pass's rows."""
 
 _FEW_QUERIES, _MANY_ROWS = 3, 8
-"""Rows of queries that a thread of ik_llama.cpp multiplies with keys in Q8_0 as they are, and rows
-of a call from which keys are packed anew."""
+"""Rows of queries that an ik_llama.cpp thread multiplies with keys in Q8_0 directly, and minimum
+rows of a pass for which keys are packed again."""
 
 _PADDED_KEYS, _STEP, KEY_RUN = 256, 128, 32
-"""Keys of a call of ik_llama.cpp, of a step of softmax, and of a piece are multiples of these."""
+"""Keys of an ik_llama.cpp pass, of a softmax step, and of a piece are multiples of these."""
 
 
 def table_rules(
     model: NativeModel, content: GgufFile, threads: int, length: int, *, shared: bool = False
 ) -> RowRules:
-    """Return the rules of a model by the table.
+    """Return the rules of a model, from the table.
 
-    A prompt that cannot have calls of its own is read as an answer.
+    A prompt that cannot have passes of its own size is read like an answer.
 
     Args:
         model: the model.
-        content: its file's.
-        threads: those of a call.
-        length: most slots of a sequence.
-        shared: whether sequences share calls.
+        content: its file's content.
+        threads: threads of a pass.
+        length: maximum slots of a sequence.
+        shared: True if sequences share passes.
     """
     limits = [*_limits(model, content, threads)]
     decode = min(each.decode for each in limits)
     prompt = max(each.prompt for each in limits)
-    most = min(each.most for each in limits)
-    least = max(each.least for each in limits)
-    answer = RowRange(least, min(MOST_OUTPUTS, decode, most))
-    # No call is padded over a multiple of `span`, but where padding counts as the rows do.
-    padded = model.span and model.offload is None and prompt > least
+    max_rows = min(each.most for each in limits)
+    min_rows = max(each.least for each in limits)
+    answer = RowRange(min_rows, min(MOST_OUTPUTS, decode, max_rows))
+    # No pass is padded past a multiple of `span`, unless padding counts like rows.
+    padded = model.span and model.offload is None and prompt > min_rows
     single = all(each.single for each in limits) and any(
         all(may_be_single(model, threads, keys + row) for row in range(answer.most))
         for keys in CONTEXTS[:2]
@@ -116,18 +116,18 @@ def table_rules(
     )
     return RowRules(
         answer,
-        answer if padded or prompt > most else RowRange(prompt, most),
+        answer if padded or prompt > max_rows else RowRange(prompt, max_rows),
         single=single,
         together=decode if shared else 1,
     )
 
 
 def fewer_kernels(rules: RowRules) -> Iterator[RowRules]:
-    """Yield rules and those to fall back on, in order, as long as they do not hold.
+    """Yield rules and their fallbacks, in order, for use until rules hold.
 
-    In the last but one each row of an answer runs alone, as in plain decoding, and drafts gain
-    nothing; in the last one each row of a prompt, too: no call has a second row on which a row's
-    bits could depend.
+    In the second to last, each row of an answer runs alone, as in plain decoding, and drafts
+    gain nothing; in the last, also each row of a prompt: no pass has a second row that could
+    affect a row's bits.
     """
     alone = rules._replace(together=1)
     padded = alone._replace(single=False)
@@ -139,14 +139,14 @@ def may_be_single(model: NativeModel, threads: int, keys: int) -> bool:
     """Return whether attention of one row after `keys` keys adds in the order of several rows.
 
     In llama.cpp it does. ik_llama.cpp (`iqk_flash_attn_noalibi` in iqk_flash_attn.cpp) divides the
-    keys of all heads among the threads, in pieces, if there are several heads of queries for one of
-    keys. Sums have the usual order if a head is one piece:
+    keys of all heads among the threads, in pieces, if there are several query heads per key head.
+    Sums have the usual order if a head is one piece:
 
-        3 heads, 2 threads, 512 keys   3 * 512 / 2 = 768 keys a thread: a head is one piece
+        3 heads, 2 threads, 512 keys   3 * 512 / 2 = 768 keys per thread: a head is one piece
         3 heads, 2 threads, 288 keys   27 runs of 32 for 2 threads: pieces of 128, two cuts
 
-    Keys are padded to 256; masked ones at the end are dropped where they are a quarter or more.
-    And softmax continues in steps of 128 keys, or of 64 or 32 if their number needs that.
+    Keys are padded to 256; masked ones at the end are dropped if they are at least a quarter.
+    The softmax then runs in steps of 128 keys, or of 64 or 32 if their number requires it.
     """
     heads = model.heads
     if model.binding.name != "ik_llama.cpp":
@@ -200,9 +200,9 @@ def _llama_limits(tensor: Tensor, *, packed: bool) -> RowLimits:
 def ik_key_limits(heads: Heads | None, threads: int) -> RowLimits:
     """Return ik_llama.cpp's limits with keys in Q8_0.
 
-    Four rows of a head that a thread has are multiplied with keys that are packed anew, as all
-    rows of a call of eight and more are; those products add in another order. Threads that
-    cannot have whole heads divide a head's rows; a single row's has a head of keys:
+    A thread multiplies four rows of a head with keys that are packed again, as for all rows of a
+    pass of eight or more; those products add in another order. Threads that cannot have whole
+    heads divide a head's rows; for a single row, they divide the key heads:
 
         9 heads, 2 threads    a thread has half of the rows: up to 6 are 3 and 3
         32 heads, 8 threads   a thread has all rows of 4 heads: up to 3

@@ -1,18 +1,18 @@
-"""Sequences of the engine, and the contexts of a model: few, lent to the sequences that run.
+"""Sequences of the engine, and a pool of contexts assigned to the active ones.
 
     sequence A  ->  context of 512 slots       runs
     sequence B  ->  state, 3 MB                parked: ran longest ago when C needed a context
     sequence C  ->  context of 1,024 slots     was of 512, until it had 500 tokens
 
 A sequence's keys and values are in a *place* of a context while it runs, and in a *state*, a plain
-array, while it waits: a context also holds the memory of calls, so few exist. KV blocks only count
-slots. A fork starts from a state; so sequences share nothing, and each has slots of its own.
+array, while it waits: a context also holds the memory of passes, so they are few. KV blocks only
+count slots. A fork starts from a state, so sequences share nothing, and each has its own slots.
 
-A context's slots are allocated and zeroed when it is made, so it begins small and doubles; the copy
-costs as much as reading the keys and values once. Where several sequences share calls, a context
-has places for several, and a sequence takes one in the largest context: those that are together
-share calls. Invariant: a sequence's keys and values are in one place, and moving them changes no
-bit; so a failing call comes before or after a move.
+A context's slots are allocated and zeroed when it is created, so it starts small and doubles; the
+copy costs as much as reading the KV once. If several sequences share passes, a context has several
+places, and a sequence takes one in the largest context: sequences in the same context share passes.
+Invariant: a sequence's keys and values are in one place, and moving them changes no bit. A failing
+pass therefore comes before or after a move.
 """
 
 from collections import OrderedDict
@@ -32,18 +32,18 @@ PADDING = 0
 """Token of padding rows; every vocabulary has it."""
 
 _FIRST_SLOTS = 2 * LEAST_CONTEXT
-_MOST_SPARE = 2
+_MAX_SPARE = 2
 """Contexts kept without a sequence, for the next one."""
 
 
 class Parked(NamedTuple):
     state: State
     held: int
-    """Slots of the state: a context needs as many to take it."""
+    """Slots of the state: a context needs that many to load it."""
     length: int
-    """Those that belong to the sequence; a fork's state is that of the whole sequence before it."""
+    """Slots of this sequence; a fork's state is that of the whole sequence before it."""
     recurrent: State | None = None
-    """State of the recurrent layers after `length` slots, if the state holds more."""
+    """Recurrent state after `length` slots, if the state holds more."""
 
 
 class Contexts:
@@ -53,25 +53,25 @@ class Contexts:
         context_length: int,
         settings: ContextSettings,
         *,
-        most: int,
-        most_slots: int,
+        max_contexts: int,
+        max_slots: int,
     ) -> None:
-        """Make none yet.
+        """Start with no contexts.
 
         Args:
             model: the model that they share.
-            context_length: most slots of a sequence.
-            settings: of every context, but for its slots; and the most sequences of one.
-            most: sequences that may have a context at once.
-            most_slots: slots of all contexts beyond which none is kept without a sequence.
+            context_length: maximum slots of a sequence.
+            settings: settings of every context except its slots; `sequences` is a maximum.
+            max_contexts: sequences that may have a context at once.
+            max_slots: slots of all contexts above which none is kept without a sequence.
         """
         self._model, self._settings = model, settings
         self.span = model.span
         """See `NativeModel`."""
         self.counts_padding = model.offload is not None
-        """Whether no call crosses it even with its padding, but those of the rows before it."""
+        """True if no pass may cross it, even with padding, except for the rows just before it."""
         self._longest = whole(context_length + settings.rows)
-        self._most, self._most_slots = most, most_slots
+        self._max_contexts, self._max_slots = max_contexts, max_slots
         self._lent: OrderedDict[Hashable, NativeSequence] = OrderedDict()  # least recent first
         self._parked: dict[Hashable, Parked] = {}
         self._free: dict[NativeContext, list[NativeSequence]] = {}  # places, of every context
@@ -80,7 +80,7 @@ class Contexts:
         return sequence in self._lent
 
     def of(self, sequence: Hashable, end: int) -> NativeSequence:
-        """The place of a sequence, as it was left, with room up to slot `end`."""
+        """Return a sequence's place, as it was left, with room up to slot `end`."""
         place = self._lent.get(sequence)
         if place is not None and place.slots < end:
             self._park(sequence)
@@ -91,7 +91,7 @@ class Contexts:
         return place
 
     def shorten(self, sequence: Hashable, length: int) -> None:
-        """Drop a sequence's slots from `length` on, if they are in a context that can do so."""
+        """Drop a sequence's slots starting at `length`, if its context can do so."""
         place = self._lent.get(sequence)
         if place is not None and place.length > length and place.can_truncate(length):
             place.truncate(length)
@@ -101,7 +101,7 @@ class Contexts:
     ) -> None:
         """Give `other` the first `shared` slots of a sequence.
 
-        `recurrent` is the state of the recurrent layers after them, if there are such layers.
+        `recurrent` is the recurrent state after them, if the model has recurrent layers.
         """
         parked = self._parked.get(sequence) or _parked(self.of(sequence, shared))
         self._parked[other] = parked._replace(length=shared, recurrent=recurrent)
@@ -116,7 +116,7 @@ class Contexts:
             self._give_back(place)
 
     def rest(self) -> None:
-        """Park every sequence; contexts beyond the spare ones are freed."""
+        """Park every sequence and free contexts beyond the spare ones."""
         while self._lent:
             self._park(next(iter(self._lent)))
 
@@ -139,14 +139,14 @@ class Contexts:
 
     def _lend(self, sequence: Hashable, end: int) -> NativeSequence:
         binding = self._model.binding
-        while self._lent and (len(self._lent) >= self._most or binding.is_full):
+        while self._lent and (len(self._lent) >= self._max_contexts or binding.is_full):
             self._park(next(iter(self._lent)))
         parked = self._parked.get(sequence)
         slots = _FIRST_SLOTS
         while slots < max(end, parked.held if parked else 0):
             slots *= 2
         free = self._free[self._context(min(slots, self._longest))]
-        # Low numbers first: rows of a call are of sequences whose numbers follow one another.
+        # Low numbers first: sequences in a pass need consecutive numbers.
         place = min(free, key=lambda place: place.number)
         if parked is not None:
             place.restore(parked.state, parked.length, parked.recurrent)
@@ -164,17 +164,17 @@ class Contexts:
         ]
         if shared:
             return max(shared, key=lambda context: context.settings.slots)
-        # One that is far larger is left to a sequence that needs it, or in time all would be large.
+        # One that is far larger is left for a longer sequence; else all would become large.
         fitting = [context for context in spare if slots <= context.settings.slots <= 2 * slots]
         if fitting:
             return min(fitting, key=lambda context: context.settings.slots)
         while spare and (
             self._model.binding.is_full
-            or len(self._free) >= self._most
-            or self._slots + slots > self._most_slots
+            or len(self._free) >= self._max_contexts
+            or self._slots + slots > self._max_slots
         ):
             self._close(spare.pop(0))
-        sequences = min(self._settings.sequences, (self._most_slots - self._slots) // slots)
+        sequences = min(self._settings.sequences, (self._max_slots - self._slots) // slots)
         settings = self._settings._replace(slots=slots, sequences=max(sequences, 1))
         context = self._model.context(settings)
         self._free[context] = list(context.sequences)
@@ -191,7 +191,7 @@ class Contexts:
         place.truncate(0)
         self._free[place.context].append(place)
         spare = self._spare
-        too_many = len(spare) > _MOST_SPARE or self._slots > self._most_slots
+        too_many = len(spare) > _MAX_SPARE or self._slots > self._max_slots
         if place.context in spare and (too_many or self._model.binding.is_full):
             self._close(place.context)
 
@@ -213,43 +213,43 @@ class LlamaSequence(PrefillTable):
         super().__init__(pool, context_length)
         self._contexts = contexts
         self.taps: Taps = {}
-        """Hidden states of the rows of its last block."""
+        """Hidden states of the last block's rows."""
 
     @property
     def parked(self) -> bool:
         return not self._contexts.lent_to(self)
 
     def place(self, rows: int) -> NativeSequence:
-        """Its place with room for `rows` rows; `prepare` makes it hold `length` slots."""
+        """Return a place with room for `rows` rows; `prepare` makes it hold `length` slots."""
         return self._contexts.of(self, self.length + rows)
 
     def prepare(self, place: NativeSequence, run: Callable[[Block], object]) -> None:
-        """Drop what the sequence does not have; compute again, by `run`, what is missing."""
+        """Drop rows that are not in the sequence; compute missing ones again with `run`."""
         if place.length > self.length:
             place.truncate(self.length)
 
     def parts(self, block: Block, at: int, rows: RowRange, outputs: int) -> list[slice]:
-        """Rows of a block, by calls.
+        """Split a block's rows into passes.
 
         Args:
             block: the block.
             at: tokens before it.
-            rows: numbers of rows of a call.
-            outputs: most rows of a call that get logits: more rows with logits have calls of their
-                own, which are padded as any.
+            rows: row counts of a pass.
+            outputs: maximum rows of a pass that get logits: others with logits run in further
+                passes, padded as usual.
         """
         count, span = len(block.tokens), self._contexts.span
-        # Bits depend on keys up to the call's last row, in steps of `span`. With calls of 4 rows,
-        # row 252 is the last one whose padded call ends before 256; those after it go together.
+        # Bits depend on keys up to the pass's last row, in steps of `span`. With passes of 4 rows,
+        # row 252 is the last one whose padded pass ends before 256; those after it run together.
         last = at + rows.least - 1 if self._contexts.counts_padding else at
         cuts = range(span - last % span, count, span) if span else ()
         return parts_between(block, {0, *cuts, count}, rows, outputs)
 
     def on_rows_computed(self, place: NativeSequence, rows: int) -> None:
-        """Rows of the block, of which `rows` are in the context."""
+        """Handle that `rows` rows of the block are in the context."""
 
     def failed(self) -> None:
-        """A call of the sequence failed, or was interrupted."""
+        """Handle a failed or interrupted pass of the sequence."""
 
     def fork_length(self, length: int) -> int:
         return min(length, self.shareable_length)
@@ -293,13 +293,13 @@ class LlamaSequence(PrefillTable):
 
 
 def parts_between(block: Block, cuts: set[int], rows: RowRange, outputs: int) -> list[slice]:
-    """Rows of a block by calls that cross none of `cuts`; see `LlamaSequence.parts`."""
+    """Split a block's rows into passes that cross none of `cuts`; see `LlamaSequence.parts`."""
     first = len(block.tokens) - block.rows
     ends = sorted(cuts | {first} if block.rows > outputs else cuts)
     parts = []
     for start, stop in pairwise(ends):
-        most = min(rows.most, outputs) if start >= first else rows.most
-        inner = RowRange(rows.least, most).split(stop - start)
+        max_rows = min(rows.most, outputs) if start >= first else rows.most
+        inner = RowRange(rows.least, max_rows).split(stop - start)
         parts += [slice(start + part.start, start + part.stop) for part in inner]
     return parts
 
@@ -310,19 +310,19 @@ def call(
     part: slice,
     *,
     first: int,
-    least: int,
-    least_outputs: int,
+    min_rows: int,
+    min_outputs: int,
 ) -> Logits:
-    """Run a part of a block in one call; logits of its rows from the block's row `first` on.
+    """Run a part of a block in one pass; return logits from the block's row `first`.
 
-    Where these are fewer than `least_outputs`, rows beside them get logits, too.
+    If that is fewer than `min_outputs` rows, adjacent rows also get logits.
     """
     rows = tokens[part]
-    padded = [*rows, *[PADDING] * (least - len(rows))]
+    padded = [*rows, *[PADDING] * (min_rows - len(rows))]
     start = place.length
     output = min(max(first - part.start, 0), len(rows))  # the first row that gets logits
-    begin = min(output, max(len(padded) - least_outputs, 0))
-    end = max(len(rows), begin + least_outputs) if output < len(rows) else begin
+    begin = min(output, max(len(padded) - min_outputs, 0))
+    end = max(len(rows), begin + min_outputs) if output < len(rows) else begin
     logits = place.decode(padded, slice(begin, end))[output - begin : len(rows) - begin]
     place.truncate(start + len(rows))
     return logits

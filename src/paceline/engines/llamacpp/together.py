@@ -1,15 +1,15 @@
-"""Calls with rows of several sequences: which blocks share one, and how it runs.
+"""Passes with rows of several sequences: chooses the blocks that share one, and runs it.
 
-The sequences of a context have keys and values of their own, and numbers. The library divides a
-call whose sequences have different numbers of rows, or numbers that do not follow one another. So
-shorter blocks are padded, and so are sequences in between; what is not worth it, is another call:
+The sequences of a context have their own KV, and numbers. The library splits a pass whose sequences
+have different row counts, or numbers that are not consecutive. So shorter blocks are padded, and so
+are sequences in between; if that wastes too much, a block gets another pass:
 
     sequence          0     1     2     3     4
     rows              1     1     -     1     8
-    a call of four    1     1     1     1           sequence 2 has none: a row of padding
+    a pass of four    1     1     1     1           sequence 2 has none: a row of padding
     and of one                                8     32 rows of padding would be too many
 
-Independent of what the tokens are. The rows of a call are in the class of decode together.
+Independent of the tokens. The rows of a pass are in the class of decode together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from paceline.engines.llamacpp.native import NativeSequence, Rows
 from paceline.engines.llamacpp.sequence import PADDING
 
 _WASTE = 2
-"""A shared call has at most so many times the rows of its blocks."""
+"""A shared pass has at most this many times the rows of its blocks."""
 
 
 class SharedBlock(NamedTuple):
@@ -28,13 +28,13 @@ class SharedBlock(NamedTuple):
     block: Block
 
 
-def shared_calls(blocks: Mapping[int, SharedBlock], most_rows: int) -> Iterator[list[int]]:
+def shared_calls(blocks: Mapping[int, SharedBlock], max_rows: int) -> Iterator[list[int]]:
     order = sorted(
         blocks, key=lambda key: (id(blocks[key].place.context), blocks[key].place.number)
     )
     call: list[int] = []
     for key in order:
-        if call and not _may_share([blocks[other] for other in (*call, key)], most_rows):
+        if call and not _may_share([blocks[other] for other in (*call, key)], max_rows):
             yield call
             call = []
         call.append(key)
@@ -42,8 +42,8 @@ def shared_calls(blocks: Mapping[int, SharedBlock], most_rows: int) -> Iterator[
         yield call
 
 
-def _may_share(blocks: Sequence[SharedBlock], most_rows: int) -> bool:
-    """Whether one call may run blocks, which are in the order of their numbers."""
+def _may_share(blocks: Sequence[SharedBlock], max_rows: int) -> bool:
+    """Return whether one pass may run blocks, given in the order of their numbers."""
     first, last = blocks[0].place, blocks[-1].place
     if first.context is not last.context:
         return False
@@ -51,7 +51,7 @@ def _may_share(blocks: Sequence[SharedBlock], most_rows: int) -> bool:
     places = last.number - first.number + 1
     between = first.context.sequences[first.number : last.number + 1]
     return places * rows <= min(
-        most_rows, _WASTE * sum(len(block.tokens) for _, block in blocks)
+        max_rows, _WASTE * sum(len(block.tokens) for _, block in blocks)
     ) and all(place.length + rows <= place.slots for place in between)
 
 

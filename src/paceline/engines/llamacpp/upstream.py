@@ -1,17 +1,17 @@
-"""The binding of llama.cpp itself, by the library in the wheel of xllamacpp (`llama_h.py`).
+"""The binding of llama.cpp itself, from the wheel of xllamacpp (`llama_h.py`).
 
-`LLAMA_CPP_LIB_PATH` names the folder of libraries of one's own, built from the same version. What
-decides a row's bits there, besides the rows of its call (`rules.py`):
+`LLAMA_CPP_LIB_PATH` selects a folder of custom libraries, built from the same version. A row's bits
+depend on the rows of its pass (`rules.py`), and on the following:
 
 - Weights that are repacked when a file is loaded (`use_extra_bufts`) have kernels for 1 to 3, 4 and
   8 rows: switched off.
-- Attention divides the keys of a single row among the threads, and tiles 64 rows and more, only
-  where keys and values are of one type (`ggml_compute_forward_flash_attn_ext_f16`): so values are
-  F16, and keys Q8_0, or BF16 in heads that are no multiple of its groups of 32. Both decode as fast
-  as F16 alone. Masked keys are left out one by one.
+- Attention divides the keys of a single row among the threads, and tiles 64 rows or more, only if
+  keys and values have the same type (`ggml_compute_forward_flash_attn_ext_f16`): so values are F16,
+  and keys Q8_0, or BF16 if the head size is not a multiple of its groups of 32. Both decode as fast
+  as F16 alone. Masked keys are skipped one by one.
 
-On a GPU keys and values are F16: with keys in Q8_0 one and two rows were a class, and no class had
-more than one draft for less.
+On a GPU keys and values are F16: with keys in Q8_0, rows 1 and 2 were a class, and no class made
+longer drafts cheaper.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray
 
 COMPARED = (*FLOATS, "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", *TILED)
-"""Types of weights that were compared with their values; others are not run."""
+"""Weight types that were compared with their values; others are refused."""
 
 _HEADER, _COUNT = 8, 4
 """Bytes of a sequence's state before its slots, and of a number in it."""
@@ -51,17 +51,17 @@ class Llama(Binding):
     rolls_back = True
 
     def __init__(self, folder: Path | None) -> None:
-        """Load the library in a folder of one's own, or else the wheel's.
+        """Load the library in a custom folder, or the wheel's.
 
-        Raises ImportError or OSError if it is not installed, not loadable, or of another version,
-        AttributeError for a library without a function that is called.
+        Raises ImportError or OSError if it is missing, cannot be loaded or has another version,
+        AttributeError if a function is missing.
         """
         api = load_library(folder)
         super().__init__(api, STATES)
         if folder is not None and self._device_count() == 0:  # its backends are plug-ins
             api.ggml_backend_load_all_from_path(bytes(folder))
         self._header: State | None = None
-        """Of a sequence's state."""
+        """Header of a sequence's state."""
 
     def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
         window_of(self.name, name, content)
@@ -71,13 +71,13 @@ class Llama(Binding):
             rotated = int(np.sum(sections.values))
             if rotated > head:
                 raise ModelError(
-                    f"{name} has sections of positions of {rotated} numbers in a head of {head}, "
-                    f"with which {self.name} ends the process"
+                    f"{name} has position sections of {rotated} numbers in a head of {head}, "
+                    f"which crashes {self.name}"
                 )
         check_kinds(self.name, name, content, COMPARED)
 
     def shares_calls(self, content: GgufFile) -> bool:
-        """See `Binding.shares_calls`: states of windows and recurrent layers are one sequence's."""
+        """See `Binding.shares_calls`: states of windows and recurrent layers hold one sequence."""
         recurrent = any(tensor.name.endswith(CONVOLUTIONS) for tensor in content.tensors)
         return not content.family_value("attention.sliding_window") and not recurrent
 
@@ -96,7 +96,7 @@ class Llama(Binding):
         return devices
 
     def _device_count(self) -> int | None:
-        """Devices, the processor among them; None: the library exports none (on Windows)."""
+        """Return the number of devices with the CPU, or None if none are exported (Windows)."""
         known = hasattr(self.library, "ggml_backend_dev_count")
         return int(self.api.ggml_backend_dev_count()) if known else None
 
@@ -113,7 +113,7 @@ class Llama(Binding):
         params.n_ctx = settings.slots * settings.sequences
         params.n_batch = params.n_ubatch = settings.rows
         params.n_outputs_max = min(settings.rows, settings.outputs)
-        params.n_seq_max = settings.sequences  # with keys and values of their own each
+        params.n_seq_max = settings.sequences  # each with its own keys and values
         params.n_rs_seq = settings.rollback
         params.pooling_type = NO_POOLING
         params.n_threads = params.n_threads_batch = settings.threads
@@ -122,7 +122,7 @@ class Llama(Binding):
         is_f16 = settings.offloaded and not settings.quantized
         params.type_k = TYPES["f16" if is_f16 else keys]
         params.type_v = TYPES["q8_0" if settings.quantized else "f16"]
-        params.swa_full = True  # a window's dropped positions could not be rolled back to
+        params.swa_full = True  # positions dropped from a window could not be restored
         params.offload_kqv = params.op_offload = settings.offloaded
         pointer: int | None = self.api.llama_init_from_model(model, params)
         if pointer:
@@ -135,7 +135,7 @@ class Llama(Binding):
         return True
 
     def _set_taps(self, context: int, taps: tuple[int, ...]) -> None:
-        """Have the calls of a context leave hidden states: what the next layer reads."""
+        """Make a context's passes output hidden states: the inputs of the next layer."""
         for tap in taps:
             if self._is_last(context, tap):
                 self.extension("set_embeddings_nextn")(context, True, False)
@@ -153,15 +153,15 @@ class Llama(Binding):
         return bool(tap + 1 == self.api.llama_model_n_layer(self.api.llama_get_model(context)))
 
     def extension(self, name: str) -> Any:
-        """A function of llama-ext.h. Raises ModelError if the library exports no such name."""
+        """Return a function of llama-ext.h. Raises ModelError if the library does not export it."""
         symbol = next(symbol for symbol in EXTENSIONS if f"llama_{name}P" in symbol)
         result, arguments = EXTENSIONS[symbol]
         try:
             function = getattr(self.library, symbol)
         except AttributeError as error:
             raise ModelError(
-                f"this build of {self.name} does not export {symbol}, which drafters with a "
-                "network need; use another drafter, or the wheel of xllamacpp"
+                f"this build of {self.name} does not export {symbol}, which neural drafters need; "
+                "use another drafter, or the wheel of xllamacpp"
             ) from error
         function.restype, function.argtypes = result, arguments
         return function
@@ -174,7 +174,7 @@ class Llama(Binding):
         return any(kind(model) for kind in kinds)
 
     def rollback(self, context: int) -> int:
-        """See `Binding.rollback`: without a word it is 0 for families that lack support."""
+        """See `Binding.rollback`: it is silently 0 for unsupported families."""
         return int(self.api.llama_n_rs_seq(context))
 
     def truncate(self, context: int, sequence: int, length: int) -> bool:
@@ -184,10 +184,10 @@ class Llama(Binding):
     def read_state(self, context: int, sequence: int, flags: int = 0) -> State:
         """See `Binding.read_state`.
 
-        A sequence's state lacks the keys and values that a window hides from its last position, and
-        the sequence may be shortened. The state of a whole context has all, but the next tokens go
-        to the first slots after it is read. So it gets a sequence's header, and is read as one; the
-        context of a model with a window has one sequence.
+        A sequence's state lacks the keys and values that a window hides from its last position,
+        but the sequence may be shortened later. A whole context's state is complete, but after it
+        is read, the next tokens go to the first slots. So it gets a sequence's header, and is read
+        as one; the context of a model with a window has one sequence.
 
             of a context    length of a name, the name, slots
             of a sequence   a number, the sequence's id, slots
@@ -207,10 +207,10 @@ class Llama(Binding):
         return whole_slots
 
     def _sequence_state(self, context: int, sequence: int) -> State:
-        """A sequence's state, as if it was the only one of its context.
+        """Return a sequence's state, as if it were the only one of its context.
 
-        Its slots are a list with an entry per sequence of the context, empty but for its own. What
-        is before that entry is overwritten, so that nothing is moved:
+        Its slots are a list with an entry per sequence of the context; other entries are empty.
+        The bytes before its own entry are overwritten, so that nothing moves:
 
             of the second of three   number, id, 3, 0, slots, 0
             as the only one                  number, id, 1, slots

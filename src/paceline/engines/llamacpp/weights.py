@@ -1,9 +1,9 @@
-"""Files that the libraries compute right: equal rows are not yet right rows.
+"""Files that the libraries compute correctly: equal rows are not necessarily correct rows.
 
-Types of weights were compared with the same weights as F32, at widths of 576 to 9,728 and calls of
-1 to 64 rows (tests/engines/test_llamacpp_weights.py): KL 0.0002 to 0.001, what rounded activations
-make. llama.cpp is the reference of families (tests/engines/test_llamacpp_families.py).
-What a library computes otherwise, or ends the process with, its binding refuses.
+Weight types were compared with the same weights as F32, at widths of 576 to 9,728 and passes of 1
+to 64 rows (tests/engines/test_llamacpp_weights.py): KL 0.0002 to 0.001, as expected from rounded
+activations. llama.cpp is the reference for families (tests/engines/test_llamacpp_families.py).
+If a library computes a file differently, or crashes on it, its binding refuses the file.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ TILED = (
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
     *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
 )
-"""Types that llama.cpp multiplies in tiles of 8 rows, where a call has as many."""
+"""Types that llama.cpp multiplies in tiles of 8 rows, if a pass has that many."""
 
 CONVOLUTIONS = (".shortconv.conv.weight", ".ssm_conv1d.weight")
-"""Ends of names of tensors whose products are not of matrices: a few weights per number."""
+"""Name suffixes of tensors whose products are not of matrices: a few weights per number."""
 
 _EXAONE4_LAYERS = 64
-"""Layers of the one EXAONE 4 with a window, by which the libraries know that it has one."""
+"""Layers of the only EXAONE 4 with a window; the libraries recognize it by them."""
 
 _SCALINGS = ("linear", "longrope", "none", "yarn")
 _MANY = 1 << 31
@@ -41,19 +41,19 @@ def kind_of(tensor: Tensor) -> str:
 def check_kinds(library: str, name: str, content: GgufFile, compared: Sequence[str]) -> None:
     """Raise ModelError for a type of weights that is not in `compared`.
 
-    `library` and `name`, the file's, are for the message.
+    `library` and `name`, the file's name, are for the message.
     """
     for tensor in content.tensors:
         if (kind := kind_of(tensor)) not in compared:
             raise ModelError(
                 f"{name} has weights of type {kind} ({short(tensor.name)}), which were not "
-                f"compared in {library}; expected {', '.join(compared)}: get the model in another "
+                f"compared in {library}; expected {', '.join(compared)}: use the model in another "
                 "quantization, such as Q4_K_M"
             )
 
 
 def window_of(library: str, name: str, content: GgufFile) -> int | None:
-    """Tokens of the window of attention that a file has; None: it has none.
+    """Return a file's attention window in tokens, or None.
 
     Raises ModelError for a window that both libraries ignore.
     """
@@ -71,7 +71,7 @@ def window_of(library: str, name: str, content: GgufFile) -> int | None:
 
 
 def check_numbers(path: Path, content: GgufFile) -> None:
-    """Raise ModelError for a number, not of an array, with which the libraries crash or hang."""
+    """Raise ModelError for a scalar value that makes the libraries crash or hang."""
 
     def whole(name: str, default: int) -> int:
         value = content.family_value(name, default)
@@ -80,7 +80,7 @@ def check_numbers(path: Path, content: GgufFile) -> None:
     heads, keys = (max(whole(f"attention.head_count{key}", 1), 1) for key in ("", "_kv"))
     size = whole("attention.key_length", whole("embedding_length", _MANY) // heads)
     used = whole("expert_used_count", 0)
-    limits: dict[str, tuple[float, float, int]] = {  # least, most, and what it is a multiple of
+    limits: dict[str, tuple[float, float, int]] = {  # minimum, maximum, required divisor
         "block_count": (1, 512, 1),  # LLAMA_MAX_LAYERS
         "attention.head_count": (keys, _MANY, keys),
         "rope.dimension_count": (2, size, 2),
@@ -93,16 +93,16 @@ def check_numbers(path: Path, content: GgufFile) -> None:
     for name in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
         limits[f"attention.{name}"] = (1e-30, 1e30, 0)
     faults: list[tuple[str, object, str]] = [
-        (name, value, f"{least} to {most}" + f", a multiple of {step}" * (step > 1))
-        for name, (least, most, step) in limits.items()
-        if isinstance(value := content.family_value(name, least), int | float)
-        and (not least <= value <= most or (step and value % step))
+        (name, value, f"{min_value} to {max_value}" + f", a multiple of {step}" * (step > 1))
+        for name, (min_value, max_value, step) in limits.items()
+        if isinstance(value := content.family_value(name, min_value), int | float)
+        and (not min_value <= value <= max_value or (step and value % step))
     ]
     scaling = content.family_value("rope.scaling.type", "none")
     if scaling not in _SCALINGS:
         faults = [("rope.scaling.type", short(repr(scaling)), f"one of {', '.join(_SCALINGS)}")]
     for name, value, expected in faults:
         raise ModelError(
-            f"{path} has {short(content.family)}.{name} of {value}; expected {expected}: fetch it "
-            "again"
+            f"{path} has {short(content.family)}.{name} of {value}; expected {expected}: download "
+            "it again"
         )

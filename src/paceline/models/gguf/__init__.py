@@ -1,7 +1,7 @@
-"""Derives from a GGUF file's metadata what is not in its graph: tokenizer, template, settings.
+"""Derives tokenizer, template and settings from a GGUF file's metadata.
 
-Names and numbers of poolings are llama.cpp's (`llama_pooling_type` in llama.h). `support.py` says
-whether a file runs here.
+Pooling names and numbers are llama.cpp's (`llama_pooling_type` in llama.h). `support.py` decides
+whether a file is supported.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _SETTINGS = {
 """GGUF key after `general.sampling.` -> key of generation_config.json."""
 
 _POOLINGS: Mapping[object, Pooling] = {1: "mean", 2: "first", 3: "last"}
-"""Number in `pooling_type` -> how an embedding model makes a vector of a text."""
+"""Number in `pooling_type` -> how an embedding model pools a text into a vector."""
 
 
 def read(path: Path, progress: Progress) -> GgufFile:
@@ -47,7 +47,7 @@ def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
     (work / TOKENIZER).write_text(tokenizer, encoding="utf-8")
     if isinstance(template := fields.get("tokenizer.chat_template"), str):
         (work / TEMPLATE).write_text(template, encoding="utf-8")
-    # Empty where there are no settings, so that the metadata is not read again.
+    # Empty without settings, so that the metadata is not read again.
     write_json(work / GENERATION, sampling_settings(fields))
     return facts
 
@@ -55,7 +55,7 @@ def write_derived(path: Path, fields: Mapping[str, Any], work: Path) -> Facts:
 def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
     architecture = fields.get("general.architecture")
     if missing := [key for key in REQUIRED_FIELDS if key not in fields]:
-        what = "a tokenizer.json beside it needs the file's own tokens: give the Hugging Face form"
+        what = "a tokenizer.json next to the file cannot replace them: use another GGUF file"
         raise ModelError(f"{path} has no tokenizer: {', '.join(missing)} missing; {what}")
     if fault := vocabulary_fault(fields):
         raise ModelError(f"{path} has an invalid tokenizer: {fault}")
@@ -71,9 +71,9 @@ def _facts(path: Path, fields: Mapping[str, Any]) -> Facts:
 
 
 def pooling_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts `pooling` and `pooled_end`; empty for a model that makes no embeddings here.
+    """Return the facts `pooling` and `pooled_end`; empty without supported embeddings.
 
-    Attention in both directions is nothing that the engine llamacpp was compared in.
+    The engine llamacpp was not compared with other implementations for bidirectional attention.
     """
     family = fields.get("general.architecture")
     pooling = _POOLINGS.get(fields.get(f"{family}.pooling_type"))
@@ -84,7 +84,7 @@ def pooling_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in GGUF metadata, under the keys of generation_config.json."""
+    """Return settings from GGUF metadata, under the keys of generation_config.json."""
     settings: dict[str, float] = {}
     for key, name in _SETTINGS.items():
         value = fields.get(f"general.sampling.{key}")

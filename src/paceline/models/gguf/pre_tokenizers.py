@@ -1,28 +1,28 @@
-r"""How each `tokenizer.ggml.pre` cuts a text before its bytes are merged, as data.
+r"""Splitting rules of each `tokenizer.ggml.pre`, applied before byte merges, as data.
 
-GGUF has only a name. What the names mean is in llama.cpp (`llm_tokenizer_bpe` and
-`llama_vocab::impl::load` in src/llama-vocab.cpp). Where that file quotes the expression of the
-model's own tokenizer.json and approximates it, the model's own is here: contractions ignore case,
-and `\p{Lu}`, `\p{Ll}` and `\p{M}` mean what they say in `tekken`, `gpt-4o` and their kin.
+GGUF has only a name. The names are defined in llama.cpp (`llm_tokenizer_bpe` and
+`llama_vocab::impl::load` in src/llama-vocab.cpp). If that file quotes the expression of the
+model's own tokenizer.json and approximates it, this one has the model's: contractions ignore case,
+and `\p{Lu}`, `\p{Ll}` and `\p{M}` have their usual meaning in `tekken`, `gpt-4o` and similar.
 Unicode normalization is not in GGUF either; `nfc` is from the models' tokenizers in transformers.
 
-Invariant: a name that was not compared with llama.cpp on many lines is not here.
+Invariant: every name was compared with llama.cpp on many lines.
 """
 
 from typing import NamedTuple
 
 
 class PreTokenizer(NamedTuple):
-    """What a name stands for."""
+    """The rules of a name."""
 
     patterns: tuple[str, ...]
-    """Each cuts what those before it left; matches and what lies between them are the pieces."""
+    """Each splits the pieces of those before it; matches and the text between are the pieces."""
     ignore_merges: bool = False
-    """Whether a piece that is a token needs no merges."""
+    """True if a piece that is a token needs no merges."""
     nfc: bool = False
-    """Whether the model normalizes text to NFC first; llama.cpp does not."""
+    """True if the model normalizes text to NFC first; llama.cpp does not."""
     add_bos: bool = False
-    """`add_bos_token` where the file does not have it."""
+    """Default of `add_bos_token`, if missing in the file."""
     marks_spaces: bool = False
     """Tokens are plain text, spaces are U+2581, other bytes `<0x0A>`; else GPT-2's byte letters."""
 
@@ -59,7 +59,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _cased(ending: str, digits: str) -> str:
-    """Words in upper case, then in lower case, as in o200k_base of tiktoken."""
+    """Match words in upper case, then in lower case, as in o200k_base of tiktoken."""
     first = r"[^\r\n\p{L}\p{N}]?"
     return (
         f"{first}{_UPPER}*{_LOWER}+{ending}|{first}{_UPPER}+{_LOWER}*{ending}|{digits}"
@@ -106,7 +106,7 @@ _bloom = PreTokenizer((_BLOOM,))
 _bailing = PreTokenizer((_BAILING,))
 
 PRE_TOKENIZERS = {
-    # What llama.cpp does with files older than the field.
+    # llama.cpp does this for files older than the field.
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     **dict.fromkeys(
         ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "jais", "trillion", "exaone4"), _gpt2
@@ -155,4 +155,4 @@ PRE_TOKENIZERS = {
     "gemma4": PreTokenizer((_LINES,), add_bos=True, marks_spaces=True),
     "sarvam-moe": PreTokenizer((_LINES,), marks_spaces=True),
 }
-"""`tokenizer.ggml.pre` -> how it cuts."""
+"""`tokenizer.ggml.pre` -> its splitting rules."""

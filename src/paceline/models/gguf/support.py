@@ -1,8 +1,8 @@
-"""Whether a model runs here: its layout, and this machine's memory.
+"""Checks whether a model is supported: its layout, and this machine's memory.
 
-Refuses GGUF files in the layout of ollama's own converters, before anything is made of them.
-ollama's models from its registry are often such files; those that it fetched from the hub are not.
-The marks are those that ollama itself looks for when it rewrites such a file in memory for
+Refuses GGUF files in the layout of ollama's own converters, before anything is derived from them.
+Models from ollama's registry often have it; those that it downloaded from the Hugging Face Hub do
+not. ollama itself checks for the same keys when it rewrites such a file in memory for
 llama.cpp (llama/compat/llama-ollama-compat.cpp in github.com/ollama/ollama, at fb30760).
 """
 
@@ -17,9 +17,9 @@ from paceline.storage.progress import Progress
 from paceline.system.machine import memory_bytes
 
 _ENCODERS = ("v.", "a.", "mm.", "model.vision_tower.")
-"""First parts of the names of an image or audio encoder's tensors, which llama.cpp keeps apart."""
+"""Tensor name prefixes of image or audio encoders, which llama.cpp stores separately."""
 DRAFTERS = {"dflash": "dflash", "eagle3": "mtp"}
-"""Architecture of a drafter's file -> what it is called in `--drafter`."""
+"""Architecture of a drafter's file -> its name in `--drafter`."""
 RENAMED = {"gptoss": "gpt-oss"}
 """ollama's name of an architecture -> llama.cpp's."""
 _FIELDS = {
@@ -28,7 +28,7 @@ _FIELDS = {
 }
 """Metadata that only ollama's converter writes, by architecture."""
 _REQUIRED = {"gemma3": "attention.layer_norm_rms_epsilon"}
-"""Metadata that only ollama's converter leaves out."""
+"""Metadata that only ollama's converter omits."""
 
 _OTHER_TYPES = {
     "adapter": "a LoRA adapter",
@@ -38,29 +38,29 @@ _OTHER_TYPES = {
 """`general.type` -> the kind of file."""
 
 MEMORY_PER_BYTE = 1.2
-"""Bytes of memory that a model takes per byte of its weights, without the KV cache: llama.cpp took
+"""Bytes of memory that a model needs per byte of its weights, without the KV cache: llama.cpp used
 451 MB for a 0.6B model in Q4_0 of 380 MB."""
 
 
 def check_layout(path: Path, file: GgufFile) -> None:
-    """Raise ModelError, with what works instead, for another kind of file, or ollama's layout."""
+    """Raise ModelError, naming an alternative, for another kind of file, or ollama's layout."""
     fields, family = file.fields, short(file.fields.get("general.architecture"))
     if family in DRAFTERS:
         raise ModelError(
-            f"{path} is no model: it drafts for one; use it with --drafter {DRAFTERS[family]}:NAME"
+            f"{path} is a drafter, not a model; use it with --drafter {DRAFTERS[family]}:NAME"
         )
     if family == "clip":
         fields = {**fields, "general.type": "mmproj"}
     if (kind := fields.get("general.type", "model")) != "model":
         what = _OTHER_TYPES.get(str(kind), f"of the type {short(kind)}")
         raise ModelError(
-            f"{path} is {what}, not a language model; give the GGUF file of the model that it "
+            f"{path} is {what}, not a language model; use the GGUF file of the model that it "
             "belongs to"
         )
     if decision := next((name for name in fields if name.endswith(".decision.type")), None):
         raise ModelError(
-            f"{path} makes decisions and writes no text ({short(decision)} is "
-            f"{short(fields[decision])}); give the GGUF file of a language model"
+            f"{path} is a classifier and writes no text ({short(decision)} is "
+            f"{short(fields[decision])}); use the GGUF file of a language model"
         )
     marks = _marks(family, fields)
     encoders = [tensor.name for tensor in file.tensors if tensor.name.startswith(_ENCODERS)]
@@ -69,9 +69,9 @@ def check_layout(path: Path, file: GgufFile) -> None:
     if marks:
         known = RENAMED.get(family, family)
         raise ModelError(
-            f"{path} is in the layout of ollama's own converter, not in llama.cpp's (it has "
-            f"{marks[0]}), so it does not run here; use a {known} file of the hub instead, such as "
-            "those in `paceline models`"
+            f"{path} has the layout of ollama's own converter, not llama.cpp's (it has "
+            f"{marks[0]}), so it is not supported; use a {known} file from the Hugging Face Hub, "
+            "such as those in `paceline models`"
         )
 
 
@@ -88,28 +88,28 @@ def _marks(family: str, fields: Mapping[str, Any]) -> list[str]:
 
 
 def memory_needed(weights: int) -> int:
-    """Memory that weights of this many bytes need, about."""
+    """Return the approximate memory that weights of this many bytes need."""
     return int(weights * MEMORY_PER_BYTE)
 
 
 def fits(weights: int) -> bool:
-    """Whether weights of this many bytes fit."""
+    """Return whether weights of this many bytes fit into memory."""
     return memory_needed(weights) <= memory_bytes()
 
 
 def check_fits(name: str, weights: int, progress: Progress, advice: str = "") -> None:
-    """Say so if weights of this many bytes are likely not to fit, before anything is read.
+    """Warn if weights of this many bytes are unlikely to fit, before anything is read.
 
-    `advice` is a further way out. Raises ModelError if the weights alone are larger than memory.
+    `advice` is a further alternative. Raises ModelError if the weights exceed the memory.
     """
     has = megabytes(memory_bytes())
     if weights > memory_bytes():
         raise ModelError(
-            f"{name} has {megabytes(weights)}, and this machine has {has} of memory; choose a "
+            f"{name} has {megabytes(weights)}, but this machine has {has} of memory; choose a "
             f"smaller model or quantization{advice}"
         )
     if not fits(weights):
         progress.say(
-            f"{name} needs about {megabytes(memory_needed(weights))} of memory, and this machine "
+            f"{name} needs about {megabytes(memory_needed(weights))} of memory, but this machine "
             f"has {has}"
         )

@@ -1,10 +1,10 @@
-"""Makes a `tokenizer.json` of GGUF metadata: byte-level BPE, and SentencePiece's BPE.
+"""Builds a `tokenizer.json` from GGUF metadata: byte-level BPE, and SentencePiece's BPE.
 
-`pre_tokenizers.py` has what the names in `tokenizer.ggml.pre` mean, `vocabulary.py` checks the
-tokens. Where the metadata is not enough, a tokenizer.json beside the file is used.
+`pre_tokenizers.py` defines the names in `tokenizer.ggml.pre`, `vocabulary.py` checks the tokens. If
+the metadata is not enough, a tokenizer.json next to the file is used.
 
 SentencePiece merges the pair of symbols whose joined token has the best score, the leftmost first.
-Here those become ordered merges: every pair that joins to a token, by the token's score.
+Here they become ordered merges: every pair that joins to a token, by the token's score.
 """
 
 import math
@@ -26,18 +26,18 @@ _SPACE = "\u2581"
 """Stands for a space in SentencePiece's tokens."""
 
 _KEEP_SPACE = frozenset(["<unk>", "<s>", "<|endoftext|>"])
-"""Phi-3's control tokens after which white space is text (as in llama.cpp)."""
+"""Phi-3's control tokens; white space after them is text (as in llama.cpp)."""
 
 
 class Unread(ModelError):
-    """The metadata has a tokenizer that cannot be read from it; the message says which."""
+    """A tokenizer that cannot be read from the metadata; the message names it."""
 
 
 def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
-    """Text of a tokenizer.json for the checked metadata of the file at `path`.
+    """Return the text of a tokenizer.json for the checked metadata of the file at `path`.
 
-    Where the metadata is not enough, or has no pre-tokenizer's name, the one beside the file is
-    used if its tokens are the file's. Raises ModelError, which says what would work.
+    If the metadata is not enough, or lacks the pre-tokenizer's name, a tokenizer.json next to the
+    file is used if it has the same tokens. Raises ModelError, which names the remedy.
     """
     unnamed = fields.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in fields
     made, reason = None, ""
@@ -47,20 +47,20 @@ def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
         reason = str(error)
     if made is not None and not unnamed:
         return made
-    beside = path.with_name(TOKENIZER)
-    misfit = _misfit(beside, fields)
+    adjacent = path.with_name(TOKENIZER)
+    misfit = _misfit(adjacent, fields)
     if misfit is None:
-        return read_text(beside)
+        return read_text(adjacent)
     if made is not None:
         return made
     raise ModelError(
-        f"{path} has {reason}. What works: the tokenizer.json of the model it was made of beside "
-        f"the file ({misfit})"
+        f"{path} has {reason}; put the tokenizer.json of the original model next to the file "
+        f"({misfit})"
     )
 
 
 def _misfit(path: Path, fields: Mapping[str, Any]) -> str | None:
-    """Why a tokenizer.json has not the metadata's tokens under the same ids; None if it has."""
+    """Return why a tokenizer.json disagrees with the GGUF vocabulary, or None if it matches."""
     from tokenizers import Tokenizer
 
     if not path.is_file():
@@ -70,7 +70,7 @@ def _misfit(path: Path, fields: Mapping[str, Any]) -> str | None:
     except Exception as error:  # the library raises bare Exception
         return f"{path} is not a valid tokenizer: {short(error)}"
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    # GGUF writers spell added tokens and fillers in their own way.
+    # GGUF writers spell added tokens and fillers differently.
     spelled = (TokenType.NORMAL, TokenType.BYTE)
     plain = {number for number, kind in enumerate(token_types(fields)) if kind in spelled}
     for name, number in known.items():
@@ -82,7 +82,7 @@ def _misfit(path: Path, fields: Mapping[str, Any]) -> str | None:
 
 
 def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
-    """The tokenizer of checked metadata. Raises Unread."""
+    """Build the tokenizer of checked metadata. Raises Unread."""
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     _refuse_options(fields, kind)
     if kind == "llama":
@@ -93,7 +93,7 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
         tokenizer = _bpe(fields, PRE_TOKENIZERS[pre])
     else:
         raise Unread(
-            f"a tokenizer of kind {short(kind)}/{short(pre)}, which is not read; expected llama, "
+            f"a tokenizer of kind {short(kind)}/{short(pre)}, not supported; expected llama, "
             f"gemma4, or gpt2 with one of {len(PRE_TOKENIZERS)} pre-tokenizers, such as llama-bpe"
         )
     is_phi3 = fields.get("general.architecture") in ("phi3", "phimoe")
@@ -102,7 +102,7 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
 
 
 def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
-    """Raise Unread for an option that would change the ids and is not implemented."""
+    """Raise Unread for an unimplemented option that would change the ids."""
     options = ["remove_extra_whitespaces"]
     if f"{fields.get('general.architecture')}.pooling_type" not in fields:
         options.append("add_eos_token")  # `pooling_facts` reads it for embedding models
@@ -117,7 +117,7 @@ def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
 
 
 def _bpe(fields: Mapping[str, Any], pre: PreTokenizer) -> "Tokenizer":
-    """BPE with the file's merges."""
+    """Build a BPE tokenizer with the file's merges."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
@@ -144,7 +144,7 @@ def _bpe(fields: Mapping[str, Any], pre: PreTokenizer) -> "Tokenizer":
 
 
 def _sentence_piece(fields: Mapping[str, Any]) -> "Tokenizer":
-    """SentencePiece's BPE: tokens with scores, bytes for what has no token."""
+    """Build SentencePiece's BPE: tokens with scores, and bytes for text without tokens."""
     from tokenizers import Tokenizer, models, normalizers
 
     prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
@@ -166,10 +166,10 @@ def _sentence_piece(fields: Mapping[str, Any]) -> "Tokenizer":
 
 
 def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Every pair of tokens that joins to a token, best score first.
+    """Return every pair of tokens that joins to a token, best score first.
 
-    Pairs of one score have one rank in SentencePiece, and the leftmost is merged first: with the
-    longest token, then the longest left part first, the order is the same within runs of a letter.
+    In SentencePiece, pairs with the same score have one rank, and the leftmost is merged first.
+    Sorting by longest token, then longest left part, gives the same order in runs of a letter.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     scores, kinds = _checked_scores(fields), token_types(fields)
@@ -188,7 +188,7 @@ def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _checked_scores(fields: Mapping[str, Any]) -> list[float]:
-    """The scores, if they rank merges."""
+    """Return the scores if they rank merges; otherwise raise Unread."""
     ranks: list[float] = listed(fields, "scores")
     types = token_types(fields)
     normal = [score for score, kind in zip(ranks, types, strict=False) if kind == TokenType.NORMAL]
@@ -202,7 +202,7 @@ def _checked_scores(fields: Mapping[str, Any]) -> list[float]:
 
 
 def _decoder(*, strip: bool) -> Any:
-    """Tokens to text: bytes and spaces; the space before a text is removed if one was added."""
+    """Decode bytes and spaces; remove the space before a text if one was added."""
     from tokenizers import decoders
 
     steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -210,7 +210,7 @@ def _decoder(*, strip: bool) -> Any:
 
 
 def _add_tokens(tokenizer: "Tokenizer", fields: Mapping[str, Any], *, strip: bool) -> None:
-    """Control tokens, and those that are found in any text before it is cut."""
+    """Add control tokens, and those that are found in a text before it is split."""
     from tokenizers import AddedToken
 
     control, others = list[AddedToken](), list[AddedToken]()

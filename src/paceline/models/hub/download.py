@@ -1,9 +1,9 @@
-"""Downloads files of a repository into the hub's cache, and resumes what was interrupted.
+"""Downloads files of a repository into the Hugging Face cache, and resumes partial downloads.
 
-huggingface_hub 2 deletes the part of a file that an interrupted download leaves. So the part is
-kept here, beside the hub's blobs and under the name that earlier versions used, and huggingface_hub
-makes the snapshot of the finished blob. Invariant: a blob appears whole, with its published
-checksum, or not at all; nothing is requested before the disk has room for everything.
+huggingface_hub 2 deletes the part of a file that an interrupted download leaves. So this module
+stores the part next to the Hub's blobs, under the name that earlier versions used;
+huggingface_hub makes the snapshot of the finished blob. Invariant: a blob appears whole, with its
+published checksum, or not at all; nothing is requested before the disk has room for everything.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from paceline.storage.progress import Progress, Update
 from paceline.storage.workspace import full_disk
 
 _LARGEST = 50_000_000_000
-"""Bytes. The hub sends larger files only through huggingface_hub's own protocol (Xet)."""
+"""Bytes. The Hub sends larger files only through huggingface_hub's own protocol (Xet)."""
 
 
 def download(
     repository: Repository, paths: Sequence[str], revision: str | None, progress: Progress
 ) -> Path:
-    """Bring files of a repository into the hub's cache; returns the path of the first.
+    """Download files of a repository into the Hugging Face cache; return the path of the first.
 
-    `revision` is what the user calls the repository's commit; None: the main branch. Raises
-    ModelError: too little disk, terms not accepted, an interrupted connection, other bytes than the
-    published ones.
+    `revision` is the user's name of the repository's commit; None: the main branch. Raises
+    ModelError: too little disk space, terms not accepted, an interrupted connection, or a
+    checksum that differs from the published one.
     """
     from huggingface_hub import hf_hub_download
 
@@ -45,7 +45,7 @@ def download(
         )
         if absent:
             total = sum(file.bytes for file in absent.values())
-            label = f"fetching {repository.name} ({megabytes(total)})"
+            label = f"downloading {repository.name} ({megabytes(total)})"
             with progress.task(label, total) as update:
                 done = 0
                 for path, file in absent.items():
@@ -58,10 +58,10 @@ def download(
 def fetch_files(
     repository: Repository, files: FileSet, revision: str | None, progress: Progress
 ) -> Path:
-    """Bring the files of a set into the hub's cache; returns their folder. Raises as `download`."""
+    """Download the files of a set and return their folder. Raises the errors of `download`."""
     if missing := [path for path in files.required if path not in repository.files]:
         raise ModelError(
-            f"{repository.name} has no {', '.join(missing)} on the hub, so it is not {files.kind}"
+            f"{repository.name} has no {', '.join(missing)} on the Hub, so it is not {files.kind}"
         )
     paths = dict.fromkeys(files.required)
     for pattern in files.patterns:
@@ -70,7 +70,7 @@ def fetch_files(
 
 
 def _check_disk(name: str, needed: int) -> None:
-    """Raise ModelError if the hub's cache has not `needed` bytes free."""
+    """Raise ModelError if the Hugging Face cache lacks `needed` bytes of free disk."""
     folder = hub.cache_folder()
     if folder.parts[0] == "~":
         raise FileNotFoundError(errno.ENOENT, "this user has no home folder", str(folder))
@@ -80,7 +80,7 @@ def _check_disk(name: str, needed: int) -> None:
 
 
 def _fetch_blob(repository: Repository, path: str, update: Update, done: int) -> None:
-    """Download a file, after others of `done` bytes, from where the last attempt ended."""
+    """Download a file, after `done` bytes of others, resuming the last attempt."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
@@ -98,7 +98,7 @@ def _fetch_blob(repository: Repository, path: str, update: Update, done: int) ->
     locks = hub.cache_folder() / ".locks" / blob.parent.parent.name
     locks.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(locks / f"{file.sha256}.lock"):
-        if blob.exists():  # another process fetched it meanwhile
+        if blob.exists():  # another process downloaded it in the meantime
             return
         begin = part.stat().st_size if part.exists() else 0
         if begin > file.bytes:
@@ -112,7 +112,7 @@ def _fetch_blob(repository: Repository, path: str, update: Update, done: int) ->
                     hf_hub_url(repository.name, path, revision=repository.commit),
                     sink,
                     resume_size=begin,
-                    # A compressed answer has no ranges.
+                    # A compressed response has no ranges.
                     headers=build_hf_headers(headers={"Accept-Encoding": "identity"}),
                     expected_size=file.bytes,
                     displayed_filename=path,
@@ -126,21 +126,21 @@ def _fetch_blob(repository: Repository, path: str, update: Update, done: int) ->
         if (digest := sha256_of(part)) != file.sha256:
             part.unlink()
             raise ModelError(
-                f"{repository.name}/{path} is not the file that was published: SHA-256 is "
-                f"{digest}, expected {file.sha256}; nothing was kept, try again"
+                f"{repository.name}/{path} is not the published file: SHA-256 is "
+                f"{digest}, expected {file.sha256}; nothing was saved, try again"
             )
         part.rename(blob)
 
 
 class _Counted(io.BufferedRandom):
-    """A file that reports how much of it there is; huggingface_hub writes a download into it."""
+    """A file that reports its size as huggingface_hub writes a download into it."""
 
     update: Update
     before: int
     """Bytes of other files."""
 
     def write(self, data: Any) -> int:
-        """Append `data`; returns the bytes written."""
+        """Append `data` and return the bytes written."""
         count = super().write(data)
         self.update(self.before + self.tell())
         return count
@@ -163,10 +163,10 @@ def _without_bars(progress: Progress) -> Iterator[None]:
 
 
 def _interrupted(name: str, done: int, total: int) -> ModelError:
-    kept = f"{megabytes(done)} of {megabytes(total)} are kept" if done else "nothing was fetched"
+    saved = f"{megabytes(done)} of {megabytes(total)} are saved" if done else "nothing was saved"
     return ModelError(
-        f"cannot fetch {name}: the connection to the Hugging Face hub was lost; {kept}, and the "
-        "same command goes on from there"
+        f"cannot download {name}: the connection to the Hugging Face Hub was lost; {saved}; run "
+        "the same command to continue"
     )
 
 
@@ -179,7 +179,7 @@ def _is_here(repository: Repository, path: str) -> bool:
 
 
 def _blob(repository: Repository, file: HubFile) -> Path:
-    """Where the hub's cache has the content of a file; the folder of blobs for one in git."""
+    """Return the cached content of a file; for a file in git, the folder of blobs."""
     folder = hub.folder_of(repository.name) / "blobs"
     return folder / file.sha256 if file.sha256 else folder / "in-git"
 
@@ -189,7 +189,7 @@ def _part(blob: Path) -> Path:
 
 
 def _part_bytes(repository: Repository, file: HubFile) -> int:
-    """Bytes of an interrupted download that are here, and may count."""
+    """Return the bytes of a partial download that exist and may count."""
     try:
         return min(_part(_blob(repository, file)).stat().st_size, file.bytes)
     except OSError:

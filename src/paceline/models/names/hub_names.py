@@ -1,16 +1,16 @@
-"""What a name of the Hugging Face hub means: repository, GGUF file or tag, and revision.
+"""Parses names of the Hugging Face Hub: repository, GGUF file or tag, and revision.
 
-    owner/name                                             the model, in the form that runs here
+    owner/name                                             the model, in a supported format
     owner/name:Q4_K_M                                      its GGUF file of this quantization
     owner/name/path/file.gguf                              this file
     hf.co/owner/name...                                    each of these
-    https://huggingface.co/owner/name/resolve/main/a.gguf  the address of a file (or blob, or raw)
+    https://huggingface.co/owner/name/resolve/main/a.gguf  the URL of a file (or blob, or raw)
 
-A tag is the quantization in a file's name, in any case. Projectors of images (mmproj), importance
-matrices and drafters are GGUF files too, but no models. A model may be split into shards
-(`-00001-of-00003.gguf`), of which the first stands for all.
+A tag is the quantization in a file's name, in any case. Image projectors (mmproj), importance
+matrices and drafters are also GGUF files, but not models. A model may be split into shards
+(`-00001-of-00003.gguf`); the first stands for all.
 
-Independent of the disk and of the network: it says what a name means, not whether it exists.
+Independent of disk and network: it parses a name and does not check that it exists.
 """
 
 import os
@@ -29,69 +29,69 @@ _ROUTE = re.compile(
     rf"(?P<repository>{_PART}/{_PART})/(?:resolve|blob|raw|tree)"
     rf"/(?P<revision>refs/{_PART}/{_PART}|{_PART})(?P<file>/.+)?"
 )
-"""Path of an address with a revision; pull requests have revisions of three parts (refs/pr/7)."""
+"""Path of a URL with a revision; pull requests have revisions of three parts (refs/pr/7)."""
 _REVISION = re.compile(rf"{_PART}(?:/{_PART})*")
 _HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 _OTHERS = ("datasets", "spaces", "kernels", "buckets", "collections", "papers")
-"""First parts of an address that is not a model's."""
+"""First path parts of URLs that are not models."""
 _QUANTIZATION = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q|TQ)\d(?:_[A-Z0-9]+)*|BF16|FP?(?:16|32)|(?:MX|NV)FP\d(?:_MOE)?)"
     r"(?=$|[-._/])",
     re.IGNORECASE,
 )
 _DYNAMIC = "UD-"
-"""Before the quantization of files whose tensors have several."""
+"""Prefix of the quantization of files whose tensors have several."""
 _NO_MODELS = ("mmproj", "mtp-")
-"""In the names of files that belong to a model: projectors, and heads that draft (as llama.cpp has
-them in its common/download.cpp, looked up on 2026-11-22)."""
+"""Parts of names of files that belong to a model: projectors, and drafting heads (from llama.cpp's
+common/download.cpp, checked on 2026-11-22)."""
 _DRAFTERS = ("eagle3", "dflash", "dspark")
-"""In the names of drafters, which are alone in their repository, or belong to a model in it."""
+"""Parts of names of drafters, which have their own repository, or belong to a model in it."""
 _MATRIX = "imatrix"
 _FIRST = ("Q4_K_M", "UD-Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K_XL", "UD-Q4_K_XL", "Q4_1", "Q4_0")
-"""Without a tag, the first of these; then any other of 4 bits, Q8_0, or the only one there is."""
+"""Defaults without a tag, in this order; then another of 4 bits, Q8_0, or the only file."""
 
 
 class HubName(NamedTuple):
     repository: str
     """owner/name."""
     tag: str = ""
-    """Selects one of its GGUF files; in any case."""
+    """Selects one of its GGUF files; case-insensitive."""
     file: str = ""
     """Path of a GGUF file in the repository."""
     revision: str | None = None
     """Branch, tag or commit; None: the main branch."""
 
     def __str__(self) -> str:
-        """The name as it can be typed, without the revision."""
+        """Return the name as a user can type it, without the revision."""
         if self.file:
             return f"{self.repository}/{self.file}"
         return f"{self.repository}:{self.tag}" if self.tag else self.repository
 
     def at(self, revision: str | None) -> "HubName":
-        """Name at `revision`; itself without one. Raises InvalidRequest if it has another."""
+        """Return the name at `revision`; unchanged if None. Raises InvalidRequest on conflict."""
         if revision is None or revision == self.revision:
             return self
         if _REVISION.fullmatch(revision) is None:
             raise InvalidRequest(
-                f"the revision is {revision!r}; expected a branch, a tag or a commit of the hub"
+                f"the revision is {revision!r}; expected a branch, a tag or a commit on the Hub"
             )
         if self.revision is not None:
             raise InvalidRequest(
-                f"the address of {self} has the revision {self.revision}, and --revision is "
-                f"{revision}; leave one of them away"
+                f"the URL of {self} has the revision {self.revision}, and --revision is "
+                f"{revision}; remove one of them"
             )
         return self._replace(revision=revision)
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` has the form owner/name."""
+    """Return whether `name` has the format owner/name."""
     return _NAME.fullmatch(name) is not None
 
 
 def parse_hub_name(name: str) -> HubName | None:
-    """The model that `name` means; None if it has not the form of a hub name.
+    """Return the model that `name` means; None if it is not a Hub name.
 
-    Raises ModelNotFound for an address (`https://...`, `hf.co/...`) that is not a model's.
+    Raises ModelNotFound for a URL (`https://...`, `hf.co/...`) that is not a model's.
     """
     first = name.lower().partition("/")[0]
     if first not in (*_HOSTS, "https:", "http:"):
@@ -99,7 +99,7 @@ def parse_hub_name(name: str) -> HubName | None:
     model = _of_address(f"https://{name}" if first in _HOSTS else name)
     if model is None:
         raise ModelNotFound(
-            f"{name} is not the address of a model on the Hugging Face hub; expected that of a "
+            f"{name} is not the URL of a model on the Hugging Face Hub; expected that of a "
             f"repository or of one of its {SUFFIX} files, or the path of a downloaded file"
         )
     return model
@@ -127,29 +127,29 @@ def _hub_name(text: str) -> HubName | None:
         return None
     repository, tag, file = match.groups(default="")
     is_file = file.lower().endswith(SUFFIX) and all(map(_is_plain, file.split("/")))
-    # A repository is not called x.gguf: that is a path whose file is not there.
+    # A repository is not called x.gguf: that is the path of a missing file.
     if repository.lower().endswith(SUFFIX) or (file and not is_file):
         return None
-    # In other programs this tag selects no file.
+    # In other apps this tag selects no file.
     return HubName(repository, "" if tag.lower() == "latest" else tag, file)
 
 
 def _is_plain(part: str) -> bool:
-    """Whether a part of a path names a file or folder, without control characters."""
+    """Return whether a path component names a file or folder, without control characters."""
     return part not in ("", ".", "..") and part.isprintable() and "\\" not in part
 
 
 def is_model(path: str) -> bool:
-    """Whether a file's name is that of a language model in GGUF."""
+    """Return whether a file's name is that of a language model in GGUF."""
     name = path.rpartition("/")[2].lower()
     if not name.endswith(SUFFIX) or any(other in name for other in _NO_MODELS):
         return False
-    # A model that was quantized with a matrix may say so in its name, after its quantization.
+    # The name of a model quantized with a matrix may include it, after the quantization.
     return _MATRIX not in name or quantization(name) != ""
 
 
 def quantization(path: str) -> str:
-    """The quantization in a path, in upper case: of its last part that has one; else empty."""
+    """Return the quantization in a path's last part that has one, in upper case; else empty."""
     shard = shard_of(path)
     stem = path.removesuffix(SUFFIX) if shard is None else shard.stem
     labels: list[str] = _QUANTIZATION.findall(stem)
@@ -157,7 +157,7 @@ def quantization(path: str) -> str:
 
 
 def models_of(paths: Iterable[str]) -> list[str]:
-    """Paths of the models among the files: whole files, and first shards; sorted."""
+    """Return the sorted paths of the models among the files: whole files, and first shards."""
     models = sorted(
         path
         for path in paths
@@ -167,10 +167,10 @@ def models_of(paths: Iterable[str]) -> list[str]:
 
 
 def choose(paths: Collection[str], tag: str, repository: str) -> str:
-    """Path of the model among a repository's files that `tag` means: whole, or a first shard.
+    """Return the path of the model that `tag` selects: a whole file, or a first shard.
 
     `tag` is a quantization, or a file's name; empty: Q4_K_M, else another of 4 bits, else Q8_0,
-    else the only model there is. Raises ModelNotFound if there is none, or several, and lists them.
+    else the only model. Raises ModelNotFound, with a list, if none or several match.
     """
     models = models_of(paths)
     if not models:
@@ -180,7 +180,7 @@ def choose(paths: Collection[str], tag: str, repository: str) -> str:
         return matches[0]
     if matches:
         raise ModelNotFound(
-            f"{repository} has several files for {tag or 'that name'}: {', '.join(matches)}; give "
+            f"{repository} has several files for {tag or 'that name'}: {', '.join(matches)}; use "
             f"one of them, as in {repository}/{matches[0]}"
         )
     if tag:
@@ -192,7 +192,7 @@ def choose(paths: Collection[str], tag: str, repository: str) -> str:
 
 
 def shards_of(path: str, paths: Collection[str], repository: str) -> list[str]:
-    """All files of a model, the first shard first. Raises ModelError if one is missing."""
+    """Return all files of a model, the first shard first. Raises ModelError if one is missing."""
     shard = shard_of(path)
     if shard is None:
         return [path]
@@ -205,18 +205,18 @@ def shards_of(path: str, paths: Collection[str], repository: str) -> list[str]:
 
 
 def tag_of(path: str, paths: Iterable[str]) -> str:
-    """The tag that means the model `path` among those of a repository: the shortest that does."""
+    """Return the shortest tag that selects the model `path` in a repository."""
     models, label = models_of(paths), quantization(path)
     return label if label and _tagged(models, label) == [path] else path.rpartition("/")[2]
 
 
 def listed(models: Collection[str]) -> str:
-    """The tags of models, for a message."""
+    """Return the tags of models, for a message."""
     return ", ".join(tag_of(path, models) for path in models)
 
 
 def is_exact(name: HubName, path: str) -> bool:
-    """Return whether a tag is a file's name, its quantization, or all that follows the model's."""
+    """Return whether a tag is a file's name, its quantization, or all text after the model's."""
     tag, label = name.tag.upper(), quantization(path)
     shard = shard_of(path)
     stem = path.upper().removesuffix(SUFFIX.upper()) if shard is None else shard.stem.upper()
@@ -227,7 +227,7 @@ def is_exact(name: HubName, path: str) -> bool:
 
 
 def _tagged(models: Collection[str], tag: str) -> list[str]:
-    """The models that `tag` means, by the strictest reading that fits any."""
+    """Return the models that `tag` selects, by the strictest rule that matches any."""
     label = tag.upper()
     whole = re.compile(rf"(?:^|[-._/]){re.escape(label)}(?=$|[-._/])")
     files = [label, f"{label}{SUFFIX.upper()}"]

@@ -1,6 +1,6 @@
-"""GGUF files that ollama has fetched, used where they are: `ollama/NAME:TAG`, else `NAME:latest`.
+"""GGUF files downloaded by ollama, used in place: `ollama/NAME:TAG`, default `NAME:latest`.
 
-Invariant: ollama's folders are only read, and what is damaged in them is left out.
+Invariant: ollama's folders are only read, and damaged entries are skipped.
 """
 
 import os
@@ -16,11 +16,11 @@ from paceline.storage.validation import Count, validated
 _OLLAMA = "ollama"
 
 _OLLAMA_FOLDERS = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
-"""The user's, and that of the service which ollama's installer makes on Linux."""
+"""The user's folder, and that of the service that ollama's installer creates on Linux."""
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _SHOWN = 8
-"""Names that a message lists."""
+"""Maximum names that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class _Manifest:
 
 
 def is_app_name(name: str) -> bool:
-    """Whether `name` is that of a model of ollama."""
+    """Return whether `name` is that of an ollama model."""
     return name.startswith(f"{_OLLAMA}/")
 
 
 def find_app_model(name: str) -> Path:
-    """Path of ollama's GGUF file. Raises ModelNotFound, which names those there are."""
+    """Return the path of ollama's GGUF file. Raises ModelNotFound, which lists the models."""
     tagged = name if ":" in name.rpartition("/")[2] else f"{name}:latest"
     models = ollama_models()
     for model in models:
@@ -49,15 +49,15 @@ def find_app_model(name: str) -> Path:
             return model.path
     names = [model.name for model in models]
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    listing = f"here are {shown}" if names else "here is no model of ollama"
+    listing = f"installed models: {shown}" if names else "no Ollama models are installed"
     raise ModelNotFound(
-        f"there is no model {name}; {listing}. For a repository of that name on the hub, write "
+        f"model {name} not found: {listing}. For a repository of that name on the Hub, use "
         f"hf.co/{name}"
     )
 
 
 def ollama_models() -> list[LocalFile]:
-    """Ollama's models in GGUF files; the first folder of those that have a name is used."""
+    """Return ollama's GGUF models; of several folders with a name, the first is used."""
     models: dict[str, LocalFile] = {}
     chosen = os.environ.get("OLLAMA_MODELS")
     for text in [chosen] if chosen else _OLLAMA_FOLDERS:
@@ -74,7 +74,7 @@ def ollama_models() -> list[LocalFile]:
 
 
 def _ollama_model(name: str, manifest: Path, blobs: Path) -> LocalFile | None:
-    """The model of a manifest; None if it has no GGUF file of its own, or is damaged."""
+    """Return the model of a manifest; None if it has no GGUF file of its own, or is damaged."""
     try:
         content = validated(_Manifest, read_json(manifest), str(manifest), error=ModelError)
         layers = [layer for layer in content.layers if layer.mediaType == _MODEL_LAYER]
@@ -88,7 +88,7 @@ def _ollama_model(name: str, manifest: Path, blobs: Path) -> LocalFile | None:
 
 
 def _ollama_name(host: str, namespace: str, name: str, tag: str) -> str:
-    """The name that ollama shows, after `ollama/`; the usual host and namespace are left out."""
+    """Return ollama's name after `ollama/`, without the default host and namespace."""
     if host != "registry.ollama.ai":
         name = f"{host}/{namespace}/{name}"
     elif namespace != "library":

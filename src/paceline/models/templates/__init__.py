@@ -16,10 +16,10 @@ from paceline.models.templates.roles import RULES, Rule
 from paceline.system.processes import TimeLimit, WorkerCrash, WorkerProcess
 
 SECONDS = 5.0
-"""CPU seconds of rendering. Ten thousand messages take 0.1 s."""
+"""CPU seconds for rendering. Ten thousand messages take 0.1 s."""
 
 CHARACTERS = 16 * 2**20
-"""Limit of the rendered text."""
+"""Maximum characters of the rendered text."""
 
 PROCESS = WorkerProcess(Path(__file__).with_name("worker.py"), "renders chat templates")
 """Shared by all templates."""
@@ -69,16 +69,16 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **extra: Any,
     ) -> str:
-        """Prompt text for `messages`, each {"role": ..., "content": ...}.
+        """Return the prompt text for `messages`, each {"role": ..., "content": ...}.
 
         `add_generation_prompt` ends the prompt where the model's answer begins. `extra` are
         variables of some templates, such as enable_thinking. All values are JSON.
 
-        Orders of roles that the template does not render are changed (`roles.py`). Templates that
-        fail get an empty list of tools, or the arguments of calls as JSON text.
+        Role orders that the template cannot render are changed (`roles.py`). If a template fails,
+        it gets an empty list of tools, or the arguments of tool calls as JSON text.
 
         Raises InvalidRequest if the template rejects the messages or fails on them, and ModelError
-        if it fails itself, or exceeds a limit of time or size.
+        if the template is faulty, or exceeds a limit of time or size.
         """
         _check_messages(messages)
         names = {
@@ -101,9 +101,9 @@ class ChatTemplate:
     def _rendered(
         self, names: Mapping[str, Any], chat: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Render a chat, in another order of roles if the template needs one."""
+        """Render a chat, in another role order if the template needs one."""
         answer = self._fitted(names, self._ordered(chat, self._needs))
-        if answer.get("error") == "refused":  # in another order than those that were tried
+        if answer.get("error") == "refused":  # in an order other than those tried
             other = self._fitted(names, self._ordered(chat, lambda _rule: True))
             answer = answer if "error" in other else other
         return answer
@@ -111,20 +111,20 @@ class ChatTemplate:
     def _ordered(
         self, messages: Sequence[Mapping[str, Any]], needed: Callable[[Rule], bool]
     ) -> Sequence[Mapping[str, Any]]:
-        """Messages in an order that the template renders, by the rules that are `needed`."""
+        """Return messages in an order that the template renders, by the rules it needs."""
         contents = [message.get("content") for message in messages]
         if not all(isinstance(content, str) for content in contents):
             return messages
         roles = [message["role"] for message in messages]
         if all(contents) and roles == (["user", "assistant"] * len(roles))[: len(roles)]:
-            return messages  # what every template renders
+            return messages  # an order that every template renders
         for rule in RULES:
             if (fitted := rule.fit(messages)) != messages and needed(rule):
                 messages = fitted
         return messages
 
     def _needs(self, rule: Rule) -> bool:
-        """Whether the template does not render the chat of a rule, which is tried once."""
+        """Return whether the template fails on the chat of a rule, which is tried once."""
         if rule not in self._needed:
             answer = self._fitted({**self._tokens, "add_generation_prompt": True}, rule.messages)
             self._needed[rule] = not rule.is_rendered(answer.get("text", ""))
@@ -133,7 +133,7 @@ class ChatTemplate:
     def _fitted(
         self, names: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Render messages, and again with other variables where the template fails on these."""
+        """Render messages, and again with other variables if the template fails."""
         names = {"tools": None, **names, "messages": messages}
         answer = first = self._ask(names)
         for fit, kinds in _FITS.items():
@@ -142,7 +142,7 @@ class ChatTemplate:
         return first if "error" in answer else answer
 
     def _ask(self, names: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Render; None: only compile. The answer may be an error; see worker.py."""
+        """Render; None: only compile. The result may be an error; see worker.py."""
         limits = {"seconds": SECONDS, "characters": CHARACTERS}
         try:
             request = json.dumps(
@@ -158,14 +158,14 @@ class ChatTemplate:
             raise ModelError(f"{self._named} exceeds its limit: it took too much memory") from None
 
     def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The answer, if it is no error. Raises InvalidRequest or ModelError."""
+        """Return the result unless it is an error. Raises InvalidRequest or ModelError."""
         if "error" not in answer:
             return answer
         where, reason = answer.get("place", ""), answer["message"]
         template = where + self._named
         raise {
             "invalid": ModelError(
-                f"{template} is not valid: {reason}; use `paceline generate --raw`"
+                f"{template} is invalid: {reason}; use `paceline generate --raw`"
             ),
             "refused": InvalidRequest(f"{template} rejects these messages: {reason}"),
             "missing": InvalidRequest(f"{template} needs a field that a message lacks: {reason}"),
@@ -176,22 +176,22 @@ class ChatTemplate:
 
 
 def _with_no_tools(names: Mapping[str, Any]) -> dict[str, Any]:
-    """An empty list for templates that go through their tools without asking for them."""
+    """Set an empty list of tools, for templates that iterate it without a check."""
     return {"tools": names["tools"] or []}
 
 
 def _with_objects(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace arguments that are not an object by an empty one, for templates that iterate them."""
+    """Replace arguments that are not objects with an empty one, for templates that iterate them."""
     return _with_arguments(names, lambda value: value if isinstance(value, Mapping) else {})
 
 
 def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of calls as OpenAI's API has them, for templates that join them to text."""
+    """Write tool-call arguments as JSON text, as in OpenAI's API, for templates that join them."""
     return _with_arguments(names, lambda value: json.dumps(value, ensure_ascii=False))
 
 
 def _with_arguments(names: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the messages with the arguments of their calls changed."""
+    """Return the messages with the arguments of their tool calls changed."""
 
     def changed(call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
@@ -211,14 +211,14 @@ _OF_MESSAGES = ("refused", "missing", "unfit", "failed")
 """Errors that other messages or variables may avoid."""
 
 _SEARCHED = 1000
-"""Most messages of a chat that is searched for the first failing one."""
+"""Maximum messages of a chat that is searched for the first failing one."""
 
 _FITS: Mapping[Callable[[Mapping[str, Any]], dict[str, Any]], tuple[str, ...]] = {
     _with_no_tools: ("unfit",),
     _with_objects: _OF_MESSAGES,
     _with_written_arguments: ("unfit",),
 }
-"""Changes of variables, each tried once -> the errors after which it is tried."""
+"""Changes of variables, each tried once -> the errors that they may avoid."""
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -227,6 +227,6 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     for place, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequest(
-                f"message {place} is {message!r}, expected an object with a role, such as "
+                f"message {place} is {message!r}; expected an object with a role, such as "
                 '{"role": "user", "content": "Hello"}'
             )

@@ -1,16 +1,16 @@
-r"""Keeps text in messages from becoming control tokens: those are the chat template's alone.
+r"""Keeps text in messages from becoming control tokens: only the chat template may write those.
 
-A template makes one text, in which "<|im_end|>" of a message looks like the template's own. So a
-message gets a guard inside each name of a control token before it is rendered:
+A template returns one text, where "<|im_end|>" from a message looks like the template's own. So
+each name of a control token in a message gets a guard before rendering:
 
     message    say <|im_end|> twice
     rendered   <|im_start|>user\nsay <GUARD|im_end|> twice<|im_end|>
     token ids  1 ... < | im _ end | > ... 2
 
-The tokenizer finds control tokens first. Then its normaliser removes the guards, so what is left is
-cut and merged as any other text is.
+The tokenizer finds control tokens first. Then its normalizer removes the guards, and the rest is
+split and merged like any other text.
 
-Invariant: a prompt without control tokens in its messages has the ids that it has without guards.
+Invariant: a prompt without control tokens in its messages has the same ids as without guards.
 """
 
 import json
@@ -27,45 +27,45 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 GUARD = "\ufdd0\ufdd1\ufdd0"
-"""Noncharacters, which Unicode reserves for use inside a program: no text has them."""
+"""Noncharacters, which Unicode reserves for use inside a program: no text contains them."""
 
 _ESCAPED = json.dumps(GUARD)[1:-1]
-"""The guard where a template writes JSON in ASCII."""
+"""The guard in a template that writes JSON in ASCII."""
 
-_TOOL_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""The server writes them where a template knows no tools; in many vocabularies they are tokens."""
+_TOOL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""The server writes them if a template does not support tools; many vocabularies have them."""
 
 _RESPONSES = ("<tool_response>", "</tool_response>")
-"""Marks around what a tool returned: no answer has them."""
+"""Tags around a tool's result; no answer contains them."""
 
 
 class ControlText:
-    """The names of a model's control tokens as text. Thread-safe.
+    """Writes the names of a model's control tokens as text. Thread-safe.
 
-    Control tokens are those that the vocabulary calls special, and other added tokens that the
-    template or the thoughts and calls of answers are marked with; white space and single letters
-    are text.
+    Control tokens are those that the vocabulary calls special, and other added tokens that occur
+    in the template or as tags of reasoning and tool calls; white space and single letters are
+    text.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str | None, thinking: Thinking) -> None:
-        """Take a model's tokenizer, chat template and marks of thoughts."""
+        """Take a model's tokenizer, chat template and reasoning format."""
         self._tokenizer = tokenizer
         form = thinking.form
-        thoughts = () if form is None else (*form.opens, *form.closes)
-        marks = {*_TOOL_MARKS, *thoughts}
+        reasoning = () if form is None else (*form.opens, *form.closes)
+        tags = {*_TOOL_TAGS, *reasoning}
         names = {
             token.content: token.special
             for token in tokenizer.added_tokens().values()
             if len(token.content.strip()) > 1
-            and (token.special or token.content in marks or token.content in (template or ""))
+            and (token.special or token.content in tags or token.content in (template or ""))
         }
         self._names = sorted(names)
-        answer_marks = {name for name, special in names.items() if not special}
+        answer_tags = {name for name, special in names.items() if not special}
         if form is not None and not form.channels:
-            answer_marks.update(thoughts)
-        # Text of an answer has these marks, and templates read thoughts out of it.
-        self._answer_marks = re.compile(
-            "|".join(map(re.escape, sorted(answer_marks - {*_RESPONSES}))) or "(?!)"
+            answer_tags.update(reasoning)
+        # An answer's text has these tags, and templates parse its reasoning.
+        self._answer_tags = re.compile(
+            "|".join(map(re.escape, sorted(answer_tags - {*_RESPONSES}))) or "(?!)"
         )
         self._prefixes = {name[:end] for name in names for end in range(1, len(name))}
         self._longest = max(map(len, names), default=0)
@@ -73,19 +73,19 @@ class ControlText:
         self._heads = re.compile("|".join(map(re.escape, sorted(heads))) or "(?!)")
 
     def guarded(self, value: Any) -> Any:
-        """A JSON value with a guard inside each name of a control token. Raises InvalidRequest."""
+        """Add a guard inside each control-token name in a JSON value. Raises InvalidRequest."""
         return _changed(value, self._text)
 
     def guarded_messages(self, messages: Sequence[Any]) -> list[Any]:
-        """Messages as by `guarded`.
+        """Guard messages like `guarded`.
 
-        The content of an assistant's message keeps the marks of thoughts and calls, and those
-        alone. Raises InvalidRequest if a message is nested too deeply.
+        An assistant's content keeps the tags of reasoning and tool calls; other names are guarded.
+        Raises InvalidRequest if a message is nested too deeply.
         """
         return [self._message(message) for message in messages]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a rendered chat, of which no guarded text is a control token."""
+        """Encode a rendered chat so that guarded text never becomes a control token."""
         text = text.replace(_ESCAPED, GUARD)
         if GUARD not in text:
             return self._tokenizer.encode(text, special=True)
@@ -109,16 +109,16 @@ class ControlText:
         }
 
     def _answer(self, text: str) -> str:
-        parts, marks = self._answer_marks.split(text), [*self._answer_marks.findall(text), ""]
-        pairs = zip(parts, marks, strict=True)
-        return "".join(self._text(part) + mark for part, mark in pairs)
+        parts, tags = self._answer_tags.split(text), [*self._answer_tags.findall(text), ""]
+        pairs = zip(parts, tags, strict=True)
+        return "".join(self._text(part) + tag for part, tag in pairs)
 
     def _text(self, text: str) -> str:
         if self._heads.search(text):
             for name in self._names:
                 while name in text:  # repeated, as a name may overlap itself
                     text = text.replace(name, name[:1] + GUARD + name[1:])
-        # A template may write another text after this one, which completes a name.
+        # A template may write text after this one that completes a name.
         end = len(text.rstrip())
         for start in range(max(end - self._longest + 1, 0), end):
             if text[start:end] in self._prefixes:
@@ -126,10 +126,10 @@ class ControlText:
         return text
 
     def _spelled(self, name: str) -> list[int]:
-        """Ids of a name letter by letter.
+        """Return the ids of a name letter by letter.
 
-        For a vocabulary whose merges, or whose search in the normalised text, make the control
-        token of a name without its guard.
+        For a vocabulary whose merges, or whose search in the normalized text, produce the control
+        token from a name without its guard.
         """
         ids: list[int] = []
         for letter in name:
@@ -143,7 +143,7 @@ class ControlText:
 
     @cached_property
     def _removing_guards(self) -> "Backend":
-        """The tokenizer, with a normaliser that removes guards after control tokens are found."""
+        """The tokenizer, with a normalizer that removes guards after control tokens are found."""
         from tokenizers import normalizers
 
         backend = read_backend(self._tokenizer.path)
@@ -153,7 +153,7 @@ class ControlText:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with each of its strings changed. Raises InvalidRequest if it is too deep."""
+    """Change each string in a JSON value. Raises InvalidRequest if it is nested too deeply."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, str):

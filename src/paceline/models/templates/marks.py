@@ -1,11 +1,11 @@
-"""Marks that models were trained with: around their thoughts, and around a gap to be filled in.
+"""Tags that models were trained with: around their reasoning, and around a gap to fill in.
 
-The forms of published models are recognised, of thoughts by the chat template, which also turns
-thinking on and off, and of gaps by the vocabulary, as llama.cpp does (llama-vocab.cpp). Filling in
+The formats of published models are recognized: reasoning by the chat template, which also turns
+it on and off, and gaps by the vocabulary, as in llama.cpp (llama-vocab.cpp). Filling in
 the middle (FIM) has tokens for the places (Bavarian et al., 2022, arXiv 2207.14255).
 `decoding/reasoning.py` splits answers.
 
-Invariant: thoughts in an unknown form remain part of the answer.
+Invariant: reasoning in an unknown format remains part of the answer.
 """
 
 import re
@@ -19,16 +19,16 @@ from paceline.models.templates.tokenizer import Tokenizer
 
 
 class Form(NamedTuple):
-    """How a family of models marks thoughts."""
+    """A reasoning format of a model family."""
 
     sign: str
-    """Text that only templates of this form contain."""
+    """Text that only templates with this format contain."""
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     label: str = ""
-    """Text after the opening mark that is not part of the thought."""
+    """Text after the opening tag that is not part of the reasoning."""
     channels: bool = False
-    """Whether the marks are harmony's, each of which is one token."""
+    """True if the tags are harmony's; each is one token."""
 
 
 _TAGS = Form("</think>", ("<think>",), ("</think>",))
@@ -54,27 +54,27 @@ FORMS = (
     _TAGS,
     Form("<think>", *_TAGS[1:]),
 )
-"""The first form whose sign is in the template is the model's."""
+"""A model has the first format whose sign is in its template."""
 
 _WRAPS = (("<response>", "</response>"), ("<answer>", "</answer>"))
-"""Marks around the answer after a thought, in Granite 3.3 and Hunyuan."""
+"""Tags around the answer after the reasoning, in Granite 3.3 and Hunyuan."""
 
 _OFF: Mapping[str, Any] = {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
-"""Template variables that turn thinking off."""
+"""Template variables that turn reasoning off."""
 
 _ON: Mapping[str, Any] = {"enable_thinking": True, "thinking": True}
 
 _EFFORT = "reasoning_effort"
 _SOFT = ("/no_think", "/nothink")
-"""Words in a message that turn thinking off in some templates."""
+"""Words in a message that turn reasoning off in some templates."""
 
 _NAMES_NONE = re.compile(r"""["']none["']""")
 _FIELDS = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message that templates read its thoughts from."""
+"""Fields of a message that templates read its reasoning from."""
 
 
 class Thinking:
-    """How one model marks thoughts, by its template and vocabulary."""
+    """A model's reasoning format, from its template and vocabulary."""
 
     def __init__(self, template: str | None, tokenizer: Tokenizer, model: str):
         self._template = template or ""
@@ -83,29 +83,29 @@ class Thinking:
 
     @cached_property
     def form(self) -> Form | None:
-        """The model's form; None: it has no known form."""
+        """The model's format, or None if it is unknown."""
         if not self._template:
             return None
         form = next((form for form in FORMS if form.sign in self._template), None)
         if form is None and len(self.tokens_of(_TAGS)) == len(_TAGS.opens + _TAGS.closes):
-            form = _TAGS  # the template does not mention the marks
+            form = _TAGS  # the template does not mention the tags
         if form and form.channels and len(self.tokens_of(form)) < len(form.opens):
             return None
         return form
 
     def tokens_of(self, form: Form) -> dict[int, str]:
-        """Marks that are one token: id -> mark."""
+        """Return the tags that are one token: id -> tag."""
         marks = (*form.opens, *form.closes)
         tokens = {self._tokenizer.token_id(mark): mark for mark in marks}
         return {token: mark for token, mark in tokens.items() if token is not None}
 
     @property
     def wrap(self) -> tuple[str, str] | None:
-        """Marks around the answer after a thought."""
+        """Tags around the answer after the reasoning."""
         return next((wrap for wrap in _WRAPS if wrap[0] in self._template), None)
 
     def inside(self, prompt: str, bare: Callable[[], str]) -> bool:
-        """Whether a prompt ends inside a thought; `bare`: without its generation prompt."""
+        """Return whether a prompt ends inside reasoning; `bare`: without its generation prompt."""
         form = self.form
         if form is None or form.channels:
             return False
@@ -115,17 +115,17 @@ class Thinking:
         return not bare().startswith(prompt[: last + 1])
 
     def ends_inside(self, text: str) -> bool:
-        """Whether a text, the end of a rendered prompt, ends with the mark that opens a thought."""
+        """Return whether the end of a rendered prompt is an opening reasoning tag."""
         form = self.form
         if form is None or form.channels:
             return False
         return text.rstrip().removesuffix(form.label.rstrip()).endswith(form.opens)
 
     def switch(self, on: bool) -> dict[str, Any]:
-        """Template variables that turn thinking on or off.
+        """Return template variables that turn reasoning on or off.
 
-        Raises InvalidRequest if a model that does not think is to, or a template cannot turn it
-        off, and ModelError for a template that is not valid.
+        Raises InvalidRequest if the model does not reason, or the template cannot turn it off, and
+        ModelError for an invalid template.
         """
         if variables := self._known(_ON if on else _OFF):
             return variables
@@ -139,15 +139,15 @@ class Thinking:
             soft = [word for word in _SOFT if word in self._template]
             hint = f"; put {soft[0]} into a message" if soft else ""
             raise InvalidRequest(
-                f"the chat template of {self._model} cannot turn thinking off{hint}"
+                f"the chat template of {self._model} cannot turn reasoning off{hint}"
             )
         return {}
 
     def effort(self, effort: str) -> dict[str, Any]:
-        """Template variables for a reasoning effort.
+        """Return template variables for a reasoning effort.
 
-        `none` turns thinking off; others turn it on if the template has a switch. Raises
-        InvalidRequest: see `switch`.
+        `none` turns reasoning off; others turn it on if the template has a switch. Raises
+        InvalidRequest like `switch`.
         """
         if effort == "none":
             return self.switch(False)
@@ -156,7 +156,7 @@ class Thinking:
     def check(self, variables: Mapping[str, Any], reserved: Collection[str]) -> None:
         """Raise InvalidRequest for a variable that the template does not read, or a reserved one.
 
-        Clients send switches of several models at once, and turn off what a model has not.
+        Clients send switches of several models at once, and turn off unsupported features.
         """
         spare = (False, True) if self._known(_OFF) else (False,) if self.form is None else ()
         known = self._variables.difference(reserved)
@@ -164,7 +164,7 @@ class Thinking:
             if name not in known and not (name in _OFF and value in spare):
                 raise InvalidRequest(
                     f"the chat template of {self._model} has no variable {name[:40]!r} to set; "
-                    f"{did_you_mean(name[:40], known)}leave it out"
+                    f"{did_you_mean(name[:40], known)}remove it"
                 )
 
     def _known(self, variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Thinking:
         return {name: value for name, value in variables.items() if name in self._variables}
 
     def message_fields(self, reasoning: str | None) -> dict[str, str]:
-        """Fields for the thoughts of an earlier answer, as the template reads them."""
+        """Return fields for the reasoning of an earlier answer, as the template reads them."""
         if not reasoning:
             return {}
         other = [name for name in _FIELDS[1:] if self._reads(name)]
@@ -209,11 +209,11 @@ _INFILL_FORMS = (
 the suffix comes first, and the answer follows the prefix."""
 
 _INFILL_ENDS = ("<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|file_separator|>", "\u2581<EOT>")
-"""Tokens with which some of these models end what they fill in."""
+"""Tokens that some of these models write at the end of the filled-in text."""
 
 
 class Infill:
-    """How a model is asked to fill in the middle."""
+    """A model's prompt format for filling in the middle."""
 
     def __init__(self, form: Sequence[str], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -221,13 +221,13 @@ class Infill:
         self._marks = [token for token in ids if token is not None]
         ends = (name for name in _INFILL_ENDS if tokenizer.token_id(name) is not None)
         self.stops = (*form, *ends)
-        """Texts that end an answer, besides the model's own end."""
+        """Texts that end an answer, in addition to the model's own end."""
 
     def prompt(self, prefix: Sequence[int], suffix: str) -> list[int]:
-        """Token ids that ask for what is between the token ids `prefix` and a text.
+        """Return token ids that request the text between the token ids `prefix` and a text.
 
-        A beginning-of-sequence token stays first. Raises InvalidRequest for a suffix that is not
-        valid Unicode.
+        A beginning-of-sequence token stays first. Raises InvalidRequest if the suffix is not valid
+        Unicode.
         """
         bos = self._tokenizer.encode("", special=True)
         before = [*prefix]
@@ -241,7 +241,7 @@ class Infill:
 
 
 def infill_of(tokenizer: Tokenizer) -> Infill | None:
-    """How a model is asked to fill in the middle; None if it has no tokens for it."""
+    """Return a model's format for filling in the middle, or None if it lacks the tokens."""
     for form in _INFILL_FORMS:
         if all(tokenizer.token_id(name) is not None for name in form):
             return Infill(form, tokenizer)

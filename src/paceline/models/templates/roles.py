@@ -1,10 +1,10 @@
-"""Orders of roles that a chat template rejects, moves or drops, as an order that it renders.
+"""Converts role orders that a chat template rejects, moves or drops to one that it renders.
 
-What a template can do is left to it. Each rule has a chat that is tried once per template: a
-template that renders all of its turns in their order does not need the rule.
+Orders that a template supports are left alone. Each rule has a chat that is tried once per
+template: a template that renders all of its turns in their order does not need the rule.
 
     chat       system  system  user  assistant  system  user
-    Qwen3.5    system          user  assistant  user (the late system's text, marked, and its own)
+    Qwen3.5    system          user  assistant  user (the late system's text, tagged, and its own)
     Gemma 2                    user  assistant  user (and the first one has that of both systems)
 
 Independent of Jinja. Invariants: no text is lost, and texts keep their order; a turn does not
@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 Message = Mapping[str, Any]
 
 _MARKED = "<instructions>\n{}\n</instructions>"
-"""A system turn's text in a user's turn: in no known vocabulary are these marks control tokens."""
+"""A system turn's text in a user's turn: in no known vocabulary are these tags control tokens."""
 
 _ROLES = {"s": "system", "u": "user", "a": "assistant", "-": "assistant"}
 
 
 class Rule(NamedTuple):
-    """What is done for a template that does not render a chat."""
+    """A conversion for templates that cannot render a chat."""
 
     trial: str
-    """The turns of that chat, a letter each: s(ystem), u(ser), a(ssistant), - (an empty answer)."""
+    """That chat's turns, one letter each: s(ystem), u(ser), a(ssistant), - (an empty answer)."""
     fit: Callable[[Sequence[Message]], list[Message]]
 
     @property
@@ -37,7 +37,7 @@ class Rule(NamedTuple):
         ]
 
     def is_rendered(self, text: str) -> bool:
-        """Whether a text has the contents of all turns, in their order."""
+        """Return whether a text has the contents of all turns, in order."""
         end = 0
         for message in self.messages:
             start = text.find(message["content"], end)
@@ -48,9 +48,9 @@ class Rule(NamedTuple):
 
 
 def _later_systems_in_user(messages: Sequence[Message]) -> list[Message]:
-    """The first system turns joined; later ones marked in the user's turn that is there."""
+    """Join the first system turns; put later ones, tagged, into the adjacent user's turn."""
     fitted: list[Message] = []
-    marked = False  # the last turn is a user's that has or is a system's
+    marked = False  # True if the last turn is a user's with, or from, a system's
     for message in messages:
         last = fitted[-1]["role"] if fitted else "system"
         if message["role"] != "system":
@@ -72,7 +72,7 @@ def _later_systems_in_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def _first_system_in_user(messages: Sequence[Message]) -> list[Message]:
-    """The first system turn before the text of the first user's, as peers have it for Gemma 2."""
+    """Put the first system turn before the first user's text, as other runtimes do for Gemma 2."""
     system, *rest = messages
     if system["role"] != "system":
         return [*messages]
@@ -89,7 +89,7 @@ def _only_system_as_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_a_user(messages: Sequence[Message]) -> list[Message]:
-    """An empty user's turn after the system's, if no turn is a user's."""
+    """Add an empty user's turn after the system's, if there is none."""
     if any(message["role"] == "user" for message in messages):
         return [*messages]
     first = int(messages[0]["role"] == "system")
@@ -97,10 +97,10 @@ def _with_a_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def _alternating(messages: Sequence[Message]) -> list[Message]:
-    """Turns of user and assistant by turns, the user's first.
+    """Alternate turns of user and assistant, the user's first.
 
-    Turns of one role in a row are joined. Templates do not count calls and their results: between
-    turns of one role that have them between is an empty one of the other role.
+    Consecutive turns of one role are joined. Templates do not count tool calls and results: if
+    these separate two turns of one role, an empty turn of the other role is added.
     """
     fitted: list[Message] = []
     due = "user"
@@ -118,7 +118,7 @@ def _alternating(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_answers(messages: Sequence[Message]) -> list[Message]:
-    """A space in answers that are empty."""
+    """Put a space into empty answers."""
     return [
         {**message, "content": " "}
         if message["role"] == "assistant" and not message["content"] and not _calls(message)
@@ -135,7 +135,7 @@ RULES = (
     Rule("a", _with_a_user),
     Rule("u-u", _with_answers),
 )
-"""In the order in which they are applied."""
+"""The rules, in the order of application."""
 
 _OTHER = {"user": "assistant", "assistant": "user"}
 _EMPTY = {role: {"role": role, "content": ""} for role in _OTHER}
@@ -146,7 +146,7 @@ def _calls(message: Message) -> bool:
 
 
 def _joined(*messages: Message) -> dict[str, Any]:
-    """Turns as one: their texts, and the other fields of the last one that has them."""
+    """Join turns: their texts, and for other fields the last turn that has them."""
     fields = {name: value for message in messages for name, value in message.items()}
     texts = [message["content"] for message in messages]
     return {**fields, "role": messages[0]["role"], "content": "\n\n".join(filter(None, texts))}

@@ -23,7 +23,7 @@ class Tokenizer:
     """The tokenizer of one model. Safe to use from several threads."""
 
     def __init__(self, path: Path, *, bos_token_id: int | None = None, add_bos: bool = False):
-        """Read `path`, a tokenizer.json. Raises ModelError when it cannot be read."""
+        """Read `path`, a tokenizer.json. Raises ModelError if it cannot be read."""
         self.path = path
         self._bos = bos_token_id if add_bos else None
         stat = path.stat() if path.exists() else None
@@ -41,12 +41,12 @@ class Tokenizer:
         return ids
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of `text`.
+        """Return the token ids of `text`.
 
         `special=False` encodes literally: "<|im_end|>" becomes ordinary tokens and nothing is
-        added. `special=True` is for a whole prompt: control tokens written in the text become their
-        ids (of a rendered chat, see `ControlText`), and the beginning-of-sequence token is added if
-        the model uses one and the text does not begin with it.
+        added. `special=True` is for a whole prompt: control tokens in the text become their
+        ids (for a rendered chat, see `ControlText`), and the beginning-of-sequence token is added
+        if the model uses one and the text does not begin with it.
 
         Raises InvalidRequest for text that is not valid Unicode (an unpaired surrogate).
         """
@@ -56,13 +56,13 @@ class Tokenizer:
         return self.with_bos(ids) if special else ids
 
     def with_bos(self, ids: list[int]) -> list[int]:
-        """A whole prompt, with the beginning-of-sequence token if the model uses one."""
+        """Add the beginning-of-sequence token to a whole prompt if the model uses one."""
         return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of a literal text, and the characters (start, end) of each token.
+        """Return the ids of a literal text, and each token's characters (start, end).
 
-        Includes the tokens that the file's post-processor adds, at (0, 0).
+        Tokens that the file's post-processor adds are included, at (0, 0).
 
         Raises InvalidRequest for text that is not valid Unicode.
         """
@@ -71,7 +71,7 @@ class Tokenizer:
         return list(encoding.ids), list(encoding.offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, without control tokens; incomplete UTF-8 gives U+FFFD.
+        """Return the text of `ids`, without control tokens; incomplete UTF-8 gives U+FFFD.
 
         Ids outside the vocabulary are skipped. Raises InvalidRequest for negative ids.
         """
@@ -82,35 +82,35 @@ class Tokenizer:
         return self._decode_runs(ids) if _BROKEN in text and self._bytes_of_tokens else text
 
     def continuation(self, ids: Sequence[int]) -> str:
-        """Text of `ids` that follow other tokens, such as an answer's, as by `decode`.
+        """Decode `ids` that follow other tokens, such as an answer's.
 
-        Decoders of SentencePiece drop a space at the beginning of a text, which these ids are not.
+        SentencePiece decoders drop a space at the beginning of a text; these ids continue one.
         """
         before = self._before
         return self.decode([*before, *ids])[len(self.decode(before)) :]
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token by its exact name, such as "<|im_end|>"; None when there is none."""
+        """Return the id of a token by its exact name, such as "<|im_end|>", or None."""
         return self._parsing.token_to_id(token)
 
     def special_tokens(self) -> dict[str, int]:
-        """Control tokens, which `decode` omits: name -> id."""
+        """Return the control tokens, which `decode` omits: name -> id."""
         added = self.added_tokens().items()
         return {token.content: number for number, token in added if token.special}
 
     def added_tokens(self) -> "Mapping[int, AddedToken]":
-        """Tokens that are found in a text before it is cut: id -> token, control tokens or not."""
+        """Return the tokens found in a text before it is split: id -> token, control or not."""
         added: Mapping[int, AddedToken] = self._parsing.get_added_tokens_decoder()
         return added
 
     def begins_with(self, token_id: int) -> bool:
-        """Whether the file's post-processor adds `token_id` at the beginning."""
+        """Return whether the file's post-processor adds `token_id` at the beginning."""
         return list(self._parsing.encode("", add_special_tokens=True).ids)[:1] == [token_id]
 
     def _decode_runs(self, ids: Sequence[int]) -> str:
-        """Text of `ids` with whole characters kept beside incomplete ones.
+        """Decode `ids`, keeping complete characters next to incomplete ones.
 
-        The library's decoder gives U+FFFD for every byte of a run of byte tokens that has one.
+        The library's decoder gives U+FFFD for every byte of a run of byte tokens if one is invalid.
         """
         special = self._special
         text, begun = "", False
@@ -173,7 +173,7 @@ def _shared(path: Path, _state: tuple[int, int] | None) -> "Backend":
 
 
 def read_backend(path: Path) -> "Backend":
-    """The library's tokenizer of a file. Raises ModelError if it cannot be read."""
+    """Load a file with the tokenizers library. Raises ModelError if it cannot be read."""
     from tokenizers import Tokenizer as Backend
 
     try:
@@ -188,7 +188,7 @@ def read_backend(path: Path) -> "Backend":
 
 
 _BROKEN = "\ufffd"
-"""Stands for bytes that are no character."""
+"""Stands for bytes that are not a character."""
 
 _SPACE = "\u2581"
 """Stands for a space in SentencePiece's tokens."""
@@ -196,7 +196,7 @@ _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 _COMPOSED = 4
-"""Most characters that a tokenizer's normaliser (Unicode NFC) composes into one."""
+"""Maximum characters that a tokenizer's normalizer (Unicode NFC) composes into one."""
 
 
 _PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -206,10 +206,10 @@ _BYTES = {chr(byte): byte for byte in _PLAIN} | {chr(256 + i): b for i, b in enu
 
 
 class TokenBytes:
-    """The tokens of one model as bytes and names. Thread-safe."""
+    """Bytes and names of a model's tokens. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Use a tokenizer; its vocabulary is read at the first use."""
+        """Use a tokenizer; its vocabulary is read on first use."""
         self._tokenizer = tokenizer
 
     @cached_property
@@ -218,7 +218,7 @@ class TokenBytes:
         return {number: name for name, number in self._tokenizer.special_tokens().items()}
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes that a token adds to a text; for a control token its name."""
+        """Return the bytes that a token adds to a text; for a control token, its name."""
         name = self._names.get(token, "")
         if token in self.special:
             return name.encode()
@@ -229,7 +229,7 @@ class TokenBytes:
         return (name if self._byte_level else name.replace(_SPACE, " ")).encode()
 
     def name(self, token: int) -> str:
-        r"""A token's text, or OpenAI's `bytes:\xf0\x9f` if its bytes are not whole characters."""
+        r"""Return a token's text, or OpenAI's `bytes:\xf0\x9f` if its bytes are incomplete."""
         known = self.bytes_of(token)
         try:
             return known.decode()
@@ -237,7 +237,7 @@ class TokenBytes:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in known)
 
     def text(self, tokens: list[int]) -> str:
-        """The text of tokens, the names of control tokens included.
+        """Return the text of tokens, including the names of control tokens.
 
         Raises InvalidRequest if a token id is negative or too large to be one.
         """
@@ -251,9 +251,9 @@ class TokenBytes:
         return text + self._tokenizer.decode(run)
 
     def min_tokens(self, text: str) -> int:
-        """A lower bound of a text's tokens, without tokenizing it.
+        """Return a lower bound of a text's token count, without tokenizing it.
 
-        Tokenizing a megabyte takes half a second and 100 MB, in vain if the text cannot fit.
+        Tokenizing a megabyte takes half a second and 100 MB, wasted if the text cannot fit.
         """
         return len(text) // (self._longest * _COMPOSED)
 
@@ -267,6 +267,6 @@ class TokenBytes:
 
     @cached_property
     def _byte_level(self) -> bool:
-        # A large vocabulary of SentencePiece may have the letter of the space as text.
+        # A large SentencePiece vocabulary may have the letter of the space as text.
         token = self._tokenizer.token_id("\u0120")
         return token is not None and self._tokenizer.decode([token]) == " "

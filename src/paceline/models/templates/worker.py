@@ -1,12 +1,12 @@
 """Renders chat templates: the handler of `ChatTemplate`'s process.
 
-A template comes with a downloaded model. Jinja's sandbox limits what it can access, but not its
-time and memory. So it runs in `system/guarded.py`. Request and answer:
+A template comes with a downloaded model. Jinja's sandbox limits its access, but not its time and
+memory. So it runs in `system/guarded.py`. Request and response:
 
     {"source", "characters", "names": {...} or null}  (null: compile only)
     {"text": "..."}, {"variables": [...]} (compile only) or {"error": kind, "message": "..."}
 
-Kinds: `invalid` (no template), `refused` (by `raise_exception`), `missing` (in the messages),
+Kinds: `invalid` (not a template), `refused` (by `raise_exception`), `missing` (in the messages),
 `failed` (the template), `unfit` (messages it cannot render), `large` (exceeds a limit).
 """
 
@@ -54,7 +54,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox in which lists may grow and shrink: Kimi K2's template keeps a queue of ids.
+    """A sandbox that lets lists grow and shrink: Kimi K2's template keeps a queue of ids.
 
     The lists of a request are this process's own copies, and are rendered once.
     """
@@ -65,7 +65,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def start() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that answers requests. See `system/guarded.py`."""
+    """Return the function that handles requests. See `system/guarded.py`."""
     return _rendered
 
 
@@ -117,10 +117,10 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 def _listed(value: Any) -> list[Any]:
-    """What a filter such as `map` gives, for JSON."""
+    """Convert the result of a filter such as `map` for JSON."""
     if isinstance(value, Iterator):
         return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _refuse(message: object) -> None:

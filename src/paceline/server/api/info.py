@@ -99,7 +99,7 @@ class InfoHandlers:
                 name: setting.value
                 for name, setting in service.defaults.resolve(service.limit).items()
             },
-            device=engine.get("device", engine.get("units", "the processor")),
+            device=engine.get("device", engine.get("units", "the CPU")),
         )
 
     def tokenize(self, text: bytes) -> dict[str, Any]:
