@@ -1,9 +1,9 @@
-"""c(T): seconds of a call of T rows of one sequence, which grows with its context.
+"""c(T): seconds per forward pass of T rows of one sequence, which grows with its context.
 
-Whether drafts pay depends on it. A block of T rows brings 1 + p + ... + p^(T-1) tokens on average,
-where p is the probability that a draft token is accepted after those before it were. In the ZAYA
-experiment, the seed of this project, a call took 112 ms at T = 1 and 499 ms at T = 4: four tokens
-one by one were faster.
+c(T) decides whether speculation is faster. A block of T rows brings 1 + p + ... + p^(T-1) tokens on
+average, where p is the probability that a draft token is accepted after those before it were. In
+the ZAYA experiment, the seed of this project, a forward pass took 112 ms at T = 1 and 499 ms at
+T = 4: generating four tokens one at a time was faster.
 """
 
 from bisect import bisect_left
@@ -14,14 +14,14 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Seconds per call, measured for some T and interpolated linearly between and beyond them.
+    """Seconds per forward pass, measured for some T; linear between and beyond them.
 
-    Raises ValueError if there is no entry, an entry is not T >= 1 -> seconds > 0, or `per_token`
-    has other T than `seconds`.
+    Raises ValueError if `seconds` is empty, an entry is not T >= 1 -> seconds > 0, or `per_token`
+    and `seconds` differ in their T.
     """
 
     seconds: Mapping[int, float]
-    """T -> seconds, measured. Made non-decreasing: one more row never makes a call cheaper, so a
+    """T -> seconds, measured. Made non-decreasing: one more row never makes a pass cheaper, so a
     lower measurement was noise."""
     context: int = 0
     """Tokens of context before the measured blocks."""
@@ -42,7 +42,7 @@ class CostTable:
         object.__setattr__(self, "seconds", dict(zip(order, rising, strict=True)))
 
     def __call__(self, rows: int) -> float:
-        """Seconds of a call of `rows` rows."""
+        """Return the seconds per forward pass of `rows` rows."""
         known = list(self.seconds)
         if rows in self.seconds or len(known) == 1:
             return self.seconds.get(rows, self.seconds[known[0]])
@@ -54,7 +54,7 @@ class CostTable:
         return self.seconds[left] + slope * (rows - left)
 
     def by_rows(self, max_rows: int) -> list[float]:
-        """Seconds of calls of 0 to `max_rows` rows."""
+        """Return the seconds per forward pass of 0 to `max_rows` rows."""
         return [0.0, *map(self, range(1, max_rows + 1))]
 
     @property
@@ -64,7 +64,7 @@ class CostTable:
         return (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
 
     def at_context(self, context: int) -> "CostTable":
-        """The costs at a context of `context` tokens; at least half of the measured ones."""
+        """Return the costs at a context of `context` tokens, at least half of the measured ones."""
         further = context - self.context
         return CostTable(
             {
@@ -75,11 +75,11 @@ class CostTable:
         )
 
     def speed_up(self, rows: int, chance: float) -> float:
-        """Return the speed over plain decoding's: (1 + p + ... + p^(T-1)) c(1) / c(T)."""
+        """Return the speed relative to plain decoding: (1 + p + ... + p^(T-1)) c(1) / c(T)."""
         return sum(chance**at for at in range(rows)) * self(1) / self(rows)
 
     def break_even(self, rows: int) -> float | None:
-        """Return the p at which `speed_up` is 1, or None if it is less even at p = 1."""
+        """Return the p where `speed_up` is 1, or None if it is less even at p = 1."""
         if self.speed_up(rows, 1.0) < 1:
             return None
         low, high = 0.0, 1.0
@@ -92,7 +92,7 @@ class CostTable:
         return high
 
     def best(self, chance: float) -> tuple[int, float]:
-        """Return the T with the largest speed-up at a p, and that; T = 1 is plain decoding."""
+        """Return the T with the largest speed-up at a given p, and the speed-up; T = 1 is plain."""
         options = {rows: self.speed_up(rows, chance) for rows in (1, *self.seconds)}
         rows = max(options, key=lambda count: options[count])
         return rows, options[rows]

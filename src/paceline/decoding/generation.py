@@ -2,15 +2,15 @@
 
     generation = Generation(prompt, target, rules, speculation)
     while not generation.finished:
-        block = generation.next_block()      # the policy asks drafters and cuts the draft
+        block = generation.next_block()      # the policy runs drafters and cuts the draft
         logits = ...                         # run it: no engine and no clock in this file
         step = generation.accept(logits)     # keeps the prefix that the target itself picks
         ...                                  # step.accepted_rows slots are now part of the sequence
 
 It starts in prefill (blocks are chunks of the prompt), continues in decode (blocks are the last
-token and a draft), and ends finished. A preempted answer continues after `restart`, once its rows
-are recomputed. Tokens and text change in `accept` and `cancel` alone. Invariant: the tokens are
-those of decoding one row at a time, whatever was drafted.
+token and a draft), and ends finished. A preempted response continues after `restart`, once its rows
+are recomputed. Only `accept` and `cancel` change tokens and text. Invariant: the tokens are those
+of decoding one row at a time, whatever was drafted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,16 +43,16 @@ from paceline.decoding.types import (
 )
 
 _RECOMPUTE_ROWS = 128
-"""Maximum recomputed decode rows of a call: each row reads all keys before it."""
+"""Maximum recomputed decode rows per forward pass: each row reads all keys before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that the tokens are drawn from."""
+    """The model that generates the tokens."""
 
     vocab_size: int
     context_length: int
-    """Maximum tokens of prompt and answer together."""
+    """Maximum tokens of prompt and response together."""
     decode: Decode
     """Token ids -> text, without special tokens."""
     name: Callable[[int], str] = lambda _: ""
@@ -63,30 +63,30 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of an answer: sampling, ends, structure and logprobs."""
+    """The rules of a response: sampling, ends, structure and logprobs."""
 
     sampling: Sampling = field(default_factory=Sampling)
     stopping: Stopping = field(default_factory=Stopping)
     constraint: Constraint | None = None
     """Restricts the tokens; tokens that it forces are not drafted."""
     logprobs: int | None = None
-    """Record the logprob of each token, and of this many most likely ones; None: record none."""
+    """Number of most likely tokens recorded with each token's logprob; None: no logprobs."""
     prompt_logprobs: bool = False
     """Record the same for the prompt, whose tokens must not be cached."""
     reasoning: ReasoningMarks | None = None
-    """How reasoning is delimited; None: all of the text is the answer."""
+    """The delimiters of reasoning; None: all text is the response."""
     shown: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are part of the text: id -> text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The drafters of an answer, and their policy."""
+    """The drafters of a response, and their policy."""
 
     policy: Policy
     """Chooses the drafters and the draft length."""
     drafters: Sequence[Drafter] = ()
-    """Drafters that the policy may ask; empty: plain decoding."""
+    """Drafters available to the policy; empty: plain decoding."""
     counters: Counters = field(default_factory=Counters)
     """Counts steps and tokens."""
 
@@ -100,9 +100,9 @@ class Generation:
         speculation: Speculation,
         cached: int = 0,
     ) -> None:
-        """Prepare an answer to `prompt`, of whose tokens the engine has the KV of `cached` ones.
+        """Prepare a response to `prompt`; the engine has the KV of its first `cached` tokens.
 
-        Raises ValueError if the prompt is empty or fills the context, a bias is of an unknown
+        Raises ValueError if the prompt is empty or fills the context, a bias names an unknown
         token, or a stop string is empty.
         """
         context_length, stopping = target.context_length, rules.stopping
@@ -119,7 +119,7 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.counters = speculation.counters
         self._tokens = list(prompt)
-        # The last prompt token is always run: its logits choose the answer's first token.
+        # The last prompt token is always run: its logits choose the first token of the response.
         self.length = min(cached, len(prompt) - 1)
         """KV slots that belong to the sequence."""
         free = context_length - len(prompt)
@@ -133,9 +133,9 @@ class Generation:
         self._sampler = Sampler(rules.sampling, prompt, target.vocab_size, rules.constraint)
         self._drafters = speculation.drafters
         self.logprobs: list[TokenLogprob] = []
-        """Of each token of the answer, if recorded."""
+        """One per token of the response, if recorded."""
         self.prompt_logprobs: list[TokenLogprob | None] = [None] if rules.prompt_logprobs else []
-        """Of each token of the prompt, if recorded; None for the first, which has no logits."""
+        """One per token of the prompt, if recorded; None for the first, which has no logits."""
         self._top, self._name = rules.logprobs, target.name
         self._best = (
             self._sampler.picks_argmax
@@ -159,7 +159,7 @@ class Generation:
 
     @property
     def answer(self) -> list[int]:
-        """The answer's tokens so far, an ending stop token included."""
+        """The response's tokens so far, including an ending stop token."""
         return self._tokens[self.prompt_length :]
 
     @property
@@ -175,14 +175,14 @@ class Generation:
         return not self.prefilling and self.length < len(self._tokens) - 1
 
     def restart(self, cached: int) -> None:
-        """Continue a preempted answer in a sequence with the prompt's first `cached` tokens.
+        """Continue a preempted response in a sequence with the prompt's first `cached` tokens.
 
-        The rows after them are recomputed in the phase they had: the prompt as prefill, the answer
-        as decode, many rows per call. Tokens, sampler, drafters and policy keep their state, so
-        the answer continues with the same tokens.
+        The remaining rows are recomputed in their original phase: the prompt as prefill, the
+        response as decode, many rows per forward pass. Tokens, sampler, drafters and policy keep
+        their state, so the response continues with the same tokens.
 
         Raises:
-            RuntimeError: the answer has no token yet, or has ended.
+            RuntimeError: the response has no token yet, or has ended.
             ValueError: `cached` exceeds the prompt.
         """
         if self.prefilling or self.finished:
@@ -193,7 +193,7 @@ class Generation:
         self._recompute = None
 
     def next_block(self, max_rows: int | None = None) -> Block:
-        """The block to run next, at slots [length, length + T). The same until `accept` is called.
+        """Return the next block, at slots [length, length + T); the same one until `accept`.
 
         `max_rows` bounds its rows, and is at least 1; None: no bound. Raises RuntimeError if the
         generation has finished.
@@ -222,7 +222,7 @@ class Generation:
 
         Args:
             logits: [block.rows, vocab] float32, not changed; ignored if `best` is given.
-            best: argmax of each row, if the block needs no more.
+            best: argmax of each row, if the block needs nothing more.
             taps: hidden states of all the block's rows, for drafters that need them.
             seconds: time since the last step, for policies that measure.
 
@@ -230,7 +230,7 @@ class Generation:
             The new tokens and text. Call `next_block` next, unless `finished`.
 
         Raises:
-            RuntimeError: there was no `next_block` before.
+            RuntimeError: `next_block` was not called before.
             ValueError: wrong number of rows.
         """
         if self._recompute is not None:
@@ -253,7 +253,7 @@ class Generation:
             pieces.append(Piece(*self._append(token)[:4], source, logprobs))
             if self.finished or not matches:
                 break
-        # In decode a row is kept if a token was picked from it.
+        # In decode, a row is kept if a token was picked from it.
         accepted_rows = len(block.tokens) if prefilling else len(pieces)
         self.length += accepted_rows
         self._block = None
@@ -263,7 +263,7 @@ class Generation:
             drafter.observe(computed)
         if not prefilling:
             self.counters.count(step)
-            # The end of an answer leaves the rest of its draft unverified.
+            # The end of a response leaves the rest of its draft unverified.
             if not self.finished and self._proposal.source != FORCED:
                 outcome = DecodeOutcome(self._proposal, step.accepted, seconds, step.tokens)
                 self.policy.observe(outcome)
@@ -272,12 +272,12 @@ class Generation:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of the answer that are reasoning, with its marks."""
+        """Tokens of the response that are reasoning, including its tags."""
         return self._text.reasoning_tokens
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the answer; None: none did."""
+        """The stop string that ended the response; None without one."""
         return self._text.stopped_by
 
     def close(self) -> None:
@@ -285,9 +285,9 @@ class Generation:
             drafter.close()
 
     def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> Piece:
-        """End the answer, if it has not ended; returns the text that was held back.
+        """End the response, unless it has ended; return the text that was held back.
 
-        `reason` is `LENGTH` if the engine has no slots for more.
+        `reason` is `LENGTH` if the engine has no slots left.
         """
         if self.finished:
             return NO_TOKEN
@@ -305,7 +305,7 @@ class Generation:
         return token
 
     def _keep_prompt_logprobs(self, block: Block, logits: Logits) -> range:
-        """Record the logprobs of a prefill chunk; returns the rows that choose answer tokens."""
+        """Record a prefill chunk's logprobs; return the rows that choose tokens of the response."""
         if not self.prefilling:
             return range(len(logits))
         known = min(len(block.tokens), self.prompt_length - 1 - self.length)
@@ -315,7 +315,7 @@ class Generation:
         return range(known, len(logits))
 
     def _recompute_block(self, max_rows: int | None) -> Block:
-        """The next rows to recompute after a `restart`; none needs logits."""
+        """Return the next rows to recompute after a `restart`; they need no logits."""
         prompt = self.length < self.prompt_length
         end = self.prompt_length if prompt else len(self._tokens) - 1
         chunk = self._prefill_chunk if prompt else _RECOMPUTE_ROWS
@@ -323,7 +323,7 @@ class Generation:
         return Block(self._tokens[self.length : end], 0, self._best, prefill=prompt)
 
     def _accept_recomputed(self, block: Block) -> Step:
-        """Keep recomputed rows; drafters and policy have observed them before."""
+        """Keep recomputed rows, which drafters and policy have observed before."""
         self._recompute = None
         self.length += len(block.tokens)
         return Step(len(block.tokens))
@@ -350,12 +350,12 @@ class Generation:
         last, draft = self._tokens[-1], self._proposal.tokens
         for drafter in self._drafters:
             drafter.before_verify(self._tokens, draft)
-        # Does not wait for a pending draft.
+        # This does not wait for a pending draft.
         tokens = draft.after(last) if isinstance(draft, DeferredRows) else [last, *draft]
         return Block(tokens, len(tokens), self._best)
 
     def _append(self, token: int) -> Piece:
-        """Append `token` to the answer; return it with the text that it completes."""
+        """Append `token` to the response; return it with the text that it completes."""
         self._tokens.append(token)
         self._sampler.push(token)
         repeats = self._repetition is not None and self._repetition.push(token)

@@ -1,7 +1,7 @@
 """Baseline policies: fixed, adaptive and Kelly-optimal draft lengths.
 
-Other runtimes use these rules; `auto.py` has the default. They are kept so that the comparison can
-be run again. Invariant: a policy changes speed, never a token.
+Other runtimes use these rules; `auto.py` has the default. They remain so that the comparison can
+be repeated. Invariant: a policy changes speed, never a token.
 """
 
 from collections import deque
@@ -13,12 +13,12 @@ from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposa
 
 
 class Fixed:
-    """A constant block size; drafters are asked in order until one proposes tokens."""
+    """A constant block size; drafters run in order until one proposes tokens."""
 
     name = "fixed"
 
     def __init__(self, max_block: int) -> None:
-        """Blocks of `max_block` rows: the last token and max_block - 1 draft tokens."""
+        """Use blocks of `max_block` rows: the last token and max_block - 1 draft tokens."""
         self._max_block = max_block
 
     def draft_length(self) -> int:
@@ -34,14 +34,14 @@ class Fixed:
         return NO_PROPOSAL
 
     def observe(self, outcome: DecodeOutcome) -> None:
-        """Does nothing: the block size is constant."""
+        """Do nothing: the block size is constant."""
 
 
 class Adaptive(Fixed):
     """Short blocks after low acceptance (mirror-sd's adaptive rule, `mirror_sd/generate.py`).
 
-    Over the last 3 steps that drafted: mean accepted under 1 gives block 2, under 2 gives 3, else
-    the full block.
+    If the last 3 steps with a draft accepted under 1 token on average, the block is 2; under 2, it
+    is 3; otherwise it is the full block.
     """
 
     name = "adaptive"
@@ -65,9 +65,9 @@ class Adaptive(Fixed):
 class Kelly(Fixed):
     """Kelly-optimal drafting (KOD) as in mirror-sd's public code.
 
-    Takes the block g in 2..max_block that maximises (ea + 1) / (a + b g), with
-    ea = alpha (1 - alpha^(g-1)) / (1 - alpha), alpha the mean acceptance of the last 8 steps, and
-    a, b a least-squares line through the last 16 (block, seconds) pairs.
+    Uses the block g in 2..max_block that maximizes (ea + 1) / (a + b g), with
+    ea = alpha (1 - alpha^(g-1)) / (1 - alpha), where alpha is the mean acceptance of the last 8
+    steps, and a and b are a least-squares fit to the last 16 (block, seconds) pairs.
     """
 
     name = "kelly"

@@ -1,12 +1,12 @@
-"""Separates a model's reasoning from its answer, token by token.
+"""Separates a model's reasoning from its response, token by token.
 
-Depends on the marks, as text or as tokens, and on one function, ids -> text; on no template and no
-tokenizer. Invariants: no part of a mark is emitted; emitted text never changes; it is the same
+Depends on the tags, as text or as tokens, and on one function, ids -> text; on no template and no
+tokenizer. Invariants: no part of a tag is emitted; emitted text never changes; it is the same
 however the tokens were grouped into blocks; no token is changed.
 
-Reasoning precedes the answer. A mark that is one token of the vocabulary is matched by its id, so
-that the same letters in a text are no mark; other marks are matched in the text. Stop strings apply
-to the answer alone. White space around reasoning is dropped.
+Reasoning precedes the response. A tag that is one token of the vocabulary is matched by its id, so
+that the same letters in a text are not a tag; other tags are matched in the text. Stop strings
+apply to the response alone. White space around reasoning is dropped.
 """
 
 import re
@@ -22,33 +22,33 @@ _RECIPIENT = re.compile(r"[\s<]")
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """The marks around reasoning in one answer."""
+    """The tags around reasoning in one response."""
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     tokens: Mapping[int, str]
-    """Marks that are one token: id -> mark. They are not matched in the text."""
+    """Tags that are one token: id -> tag. They are not matched in the text."""
     label: str = ""
-    """Text after the opening mark that is no part of the reasoning."""
+    """Text after the opening tag that is not part of the reasoning."""
     wrap: tuple[str, str] | None = None
-    """Optional marks around the answer after reasoning."""
+    """Optional tags around the response after reasoning."""
     inside: bool = False
-    """Whether the prompt ends inside reasoning."""
+    """True if the prompt ends inside reasoning."""
     channels: bool = False
-    """Whether the answer is a sequence of messages with named channels (harmony)."""
+    """True if the response is a sequence of messages with named channels (harmony)."""
     calls: bool = False
-    """Whether messages to a function keep their marks, signed and brought into one order."""
+    """True if messages to a function keep their tags, signed and in one order."""
     continued: tuple[int, ...] = ()
-    """Tokens at the prompt's end that are the answer so far, which is continued."""
+    """Tokens at the prompt's end that begin the response, which continues them."""
 
 
 def answer_text(
     decode: Decode, stops: Sequence[str] = (), marks: ReasoningMarks | None = None
 ) -> TextStream:
-    """The detokenizer of an answer, with or without reasoning.
+    """Return the detokenizer of a response, with or without reasoning.
 
-    Of an answer that is continued, the text so far is not emitted again, except for what was held
-    back at its end. Raises ValueError if a stop string is empty.
+    Text of a continued response is not emitted again, except for any that was held back at its
+    end. Raises ValueError if a stop string is empty.
     """
     if marks is None:
         return TextStream(decode, stops)
@@ -61,7 +61,7 @@ def answer_text(
 
 class _State(Enum):
     START = auto()
-    """Before the answer: reasoning may begin. Read so far: white space, or part of a mark."""
+    """Before the response: reasoning may begin. Read so far: white space, or part of a tag."""
     REASONING = auto()
     ANSWER = auto()
     HEADER = auto()
@@ -70,7 +70,7 @@ class _State(Enum):
 
 class ReasoningStream(TextStream):
     def __init__(self, decode: Decode, stops: Sequence[str], marks: ReasoningMarks) -> None:
-        """Prepare for one answer. Raises ValueError if a stop string is empty."""
+        """Prepare for one response. Raises ValueError if a stop string is empty."""
         self._decode = decode
         self._plain = TextStream(decode)
         self._stop = StopStrings(stops)
@@ -80,18 +80,18 @@ class ReasoningStream(TextStream):
         self._closes = [mark for mark in marks.closes if mark not in known]
         start = _State.ANSWER if marks.channels else _State.START
         self._state = _State.REASONING if marks.inside else start
-        self._held = ""  # read, possibly part of a mark
+        self._held = ""  # read, possibly part of a tag
         self._space = ""  # white space at the end of the reasoning so far
         self._label = "" if marks.inside else marks.label
         self._reasoned = marks.inside
         self._begun = False  # whether this reasoning has text
         self._any = False  # whether any reasoning had text
         self._role = ""  # message head before its channel, if it names a function
-        self._wrapped = False  # whether the answer is inside its marks
-        self._answered = False  # whether it has text after the opening one
+        self._wrapped = False  # whether the response is inside its tags
+        self._answered = False  # whether it has text after the opening tag
         self._answer: list[str] = []
         self._reasoning: list[str] = []
-        self._unsure = 0  # tokens that may be part of an opening mark
+        self._unsure = 0  # tokens that may be part of an opening tag
         self.reasoning_tokens = 0
 
     def push(self, token: int) -> Piece:
@@ -203,7 +203,7 @@ class ReasoningStream(TextStream):
         self._answer.append(text)
 
     def _read_mark(self, mark: str, token: int) -> None:
-        """Handle a mark that is a token."""
+        """Handle a tag that is a token."""
         if self._marks.channels:
             self._read_channel_mark(mark)
         elif self._state is _State.START and mark in self._marks.opens:
@@ -214,11 +214,11 @@ class ReasoningStream(TextStream):
             self._append_reasoning(held)
             self._end_reasoning()
         elif not (self._state is _State.REASONING and not self._begun):
-            # A mark elsewhere is text, unless it repeats the mark at the end of the prompt.
+            # A tag elsewhere is text, unless it repeats the tag at the end of the prompt.
             self._read(self._decode([token]))
 
     def _read_channel_mark(self, mark: str) -> None:
-        """Handle a mark of harmony: <|start|>role<|channel|>name<|message|>text<|end|>."""
+        """Handle a harmony tag: <|start|>role<|channel|>name<|message|>text<|end|>."""
         held, self._held = self._held, ""
         if self._state is _State.REASONING:
             self._append_reasoning(held)
@@ -237,7 +237,7 @@ class ReasoningStream(TextStream):
             self._state = _State.ANSWER if mark == "<|end|>" else _State.HEADER
 
     def _call_head(self, head: str) -> str:
-        """The head of a message to a function, which is named after the role or the channel."""
+        """Return the head of a message to a function, named after the role or the channel."""
         if not self._marks.calls:
             return head
         _, _, recipient = head.partition(" to=")

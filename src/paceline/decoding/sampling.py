@@ -23,37 +23,37 @@ _NEAR = 10.0
 Changing it changes the picks."""
 
 _FAR = 20.0
-"""Nats below the highest logit from which tokens are first left out: 262,144 of them weigh 0.0006
-of the best one together."""
+"""Tokens this many nats below the highest logit are omitted at first: 262,144 of them together
+weigh 0.0006 of the best one."""
 
 _FIRST_TOKENS = 256
-"""Distinct tokens that are counted before arrays grow."""
+"""Distinct tokens counted before arrays grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling options. The defaults are greedy.
 
-    The steps are applied in this order: repetition penalty, presence and frequency penalties, logit
-    bias, temperature, top-k, top-p, min-p (as transformers and vLLM order them). Nothing is checked
+    The steps apply in this order: repetition penalty, presence and frequency penalties, logit
+    bias, temperature, top-k, top-p, min-p (as in transformers and vLLM). Values are not checked
     here: `paceline.options` has the ranges.
     """
 
     temperature: float = 0.0
     """0 (or below 1e-5, as in vLLM) is greedy; 1 samples from the model's own distribution."""
     top_k: int = 0
-    """Keep the k most likely tokens (ties with the k-th stay); 0 keeps all."""
+    """Keep the k most likely tokens (and ties with the k-th); 0 keeps all."""
     top_p: float = 1.0
-    """Keep the fewest most likely tokens whose probabilities sum to top_p or more (ties stay)."""
+    """Keep the fewest most likely tokens whose probabilities sum to at least top_p (and ties)."""
     min_p: float = 0.0
     """Keep tokens at least min_p times as likely as the most likely one."""
     repetition_penalty: float = 1.0
-    """Divides positive (multiplies negative) logits of tokens in prompt or answer (CTRL,
+    """Divides positive (multiplies negative) logits of tokens in the prompt or response (CTRL,
     arXiv 1909.05858)."""
     presence_penalty: float = 0.0
-    """Subtracted once from the logit of each token in the answer so far."""
+    """Subtracted once from the logit of each token in the response so far."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each occurrence in the answer so far."""
+    """Subtracted from a token's logit for each occurrence in the response so far."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Token id -> value added to its logit."""
     seed: int = 0
@@ -119,9 +119,9 @@ class Sampler:
     def pick(
         self, logits: npt.NDArray[np.float32], position: int, banned: Collection[int] = ()
     ) -> int:
-        """The token for `position` from its row of logits, [vocab] float32 (not changed).
+        """Return the token for `position` from its row of logits, [vocab] float32 (not changed).
 
-        Never one of `banned`, unless no other token is allowed.
+        It is never one of `banned`, unless no other token is allowed.
         """
         logits = self._adjusted(logits)
         if self._constraint is not None:
@@ -133,13 +133,13 @@ class Sampler:
         return self._sample(logits, position)[0]
 
     def pick_draft(self, logits: npt.NDArray[np.float32], position: int) -> tuple[int, float]:
-        """A draft token for `position` from a drafter's row of logits, [vocab] float32.
+        """Return a draft token for `position` from a drafter's row of logits, [vocab] float32.
 
-        It is the target's pick if the target's row is the same, and no constraint forbids it.
+        The token is the target's pick if the target's row is the same and no constraint forbids it.
 
         Returns:
-            The token, and an estimate of P(the target picks it): the softmax of the scores that
-            decided, which are the logits if greedy.
+            The token, and an estimate of P(the target picks it): the softmax of the deciding
+            scores, which are the logits in greedy sampling.
         """
         token, scores = self._sample(self._adjusted(logits), position)
         return token, float(1 / np.exp(scores - scores.max()).sum())
@@ -147,13 +147,13 @@ class Sampler:
     def _sample(
         self, logits: npt.NDArray[np.float32], position: int
     ) -> tuple[int, npt.NDArray[np.floating]]:
-        """The token, and the scores among which its own was the highest."""
+        """Return the token, and the scores among which its own was the highest."""
         if self._sampling.greedy:
             return int(logits.argmax()), logits
         return _sample(logits, self._sampling, noise_key(self._sampling.seed, position))
 
     def _adjusted(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Apply penalties and bias to a copy; returns the row itself if there are none."""
+        """Apply penalties and bias to a copy; return the row itself if there are none."""
         seen, answer, sampling = self._seen.ids, self._answer.ids, self._sampling
         if not (seen.size or answer.size or self._bias.size):
             return logits
@@ -170,9 +170,9 @@ class Sampler:
 
 
 class _TokenCounts:
-    """Distinct tokens, and how often each came, in arrays that grow.
+    """Distinct tokens and their counts, in arrays that grow.
 
-    Making them anew at every pick would take longer the longer an answer gets.
+    Building the arrays for every pick would take longer as a response grows.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -189,7 +189,7 @@ class _TokenCounts:
 
     @property
     def times(self) -> npt.NDArray[np.float32]:
-        """How often each came, [n]."""
+        """The count of each token, [n]."""
         return self._times[: len(self._places)]
 
     def add(self, token: int) -> None:
@@ -203,10 +203,10 @@ class _TokenCounts:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """The 64-bit key of a position's random numbers: the same on every machine.
+    """Return the 64-bit key of a position's random numbers: the same on every machine.
 
-    A hash and no generator, whose state would depend on the numbers drawn before, and so on the
-    drafts.
+    This is a hash, because a generator's state would depend on the numbers drawn before, and so on
+    the drafts.
     """
     digest = blake2b(
         position.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")
@@ -215,9 +215,9 @@ def noise_key(seed: int, position: int) -> int:
 
 
 def exponentials(key: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """A random number for each token id of a position, [n], distributed as Exponential(1).
+    """Return a random number for each token id of a position, [n], distributed as Exponential(1).
 
-    A token's number depends on `key` and its id alone: it is output `id` + 1 of SplitMix64 (Steele,
+    A token's number depends only on `key` and its id: it is output `id` + 1 of SplitMix64 (Steele,
     Lea and Flood 2014, doi 10.1145/2714064.2660195) whose state begins at `key`.
     """
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -239,14 +239,14 @@ _TAIL = np.array([-1])
 def _sample(
     logits: npt.NDArray[np.float32], sampling: Sampling, key: int
 ) -> tuple[int, npt.NDArray[np.float64]]:
-    """The Gumbel-max trick on the tokens that pass top-k, top-p and min-p.
+    """Apply the Gumbel-max trick to the tokens that pass top-k, top-p and min-p.
 
-    The pick is the argmax of `logit / temperature - log(e)`, e the token's own `exponentials`: a
-    sample of the softmax. Who picks by the same numbers from nearly the same distribution nearly
-    always picks the same token (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
+    The pick is the argmax of `logit / temperature - log(e)`, where e is the token's own
+    `exponentials`: a sample of the softmax. Two samplers with the same numbers and nearly the same
+    distribution nearly always agree (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
 
-    Tokens far below the highest logit are most of a vocabulary and nearly nothing of its weight. So
-    the pick is made without them, and made again with them if they could change it.
+    Tokens far below the highest logit are most of a vocabulary and nearly none of its weight. So
+    the pick is made without them, and repeated with them if they could change it.
     """
     top, temperature = logits.max(), np.float32(sampling.temperature)
     ids = np.flatnonzero(logits >= top - np.float32(_FAR) * temperature)
@@ -266,9 +266,9 @@ def _pick(
     key: int,
     left_out: float,
 ) -> tuple[int, npt.NDArray[np.float64]] | None:
-    """The pick of a row, of which tokens that weigh less than `left_out` together are not given.
+    """Return the sampled token and the scores, or None if the omitted tokens could win.
 
-    None: these decide.
+    The combined weight of the omitted tokens is below `left_out`.
     """
     floor = _floor(scaled, sampling, left_out)
     if floor is None:
@@ -297,7 +297,7 @@ def _scores(
 
 
 def _floor(scaled: npt.NDArray[np.float32], sampling: Sampling, left_out: float) -> float | None:
-    """The lowest scaled logit that passes top-k, then top-p, then min-p; None as of `_pick`."""
+    """Return the lowest scaled logit to pass top-k, top-p and min-p; None as in `_pick`."""
     floor = -math.inf
     if sampling.top_k:
         if sampling.top_k < scaled.size:
@@ -318,10 +318,10 @@ def _floor(scaled: npt.NDArray[np.float32], sampling: Sampling, left_out: float)
 def _nucleus_floor(
     scaled: npt.NDArray[np.float32], floor: float, top_p: float, left_out: float
 ) -> float | None:
-    """The smallest scaled logit in the nucleus of the tokens at or above `floor`.
+    """Return the smallest scaled logit in the nucleus of the tokens at or above `floor`.
 
     Sorting the whole vocabulary is the slowest part of sampling. So only the tokens within
-    `_NEAR` are sorted if they hold enough of the mass. None as of `_pick`.
+    `_NEAR` are sorted if they hold enough of the mass. Returns None as `_pick` does.
     """
     weights = np.exp(scaled)
     if floor > -math.inf:
@@ -335,7 +335,7 @@ def _nucleus_floor(
     mass = np.exp(ordered).cumsum(dtype=np.float64)
     last = int(mass.searchsorted(need, side="left"))
     if left_out:
-        # Sums of other lengths are rounded otherwise.
+        # Sums of different lengths are rounded differently.
         lower, upper = need * (1 - 1e-12), top_p * (total + left_out) * (1 + 1e-12)
         if mass.searchsorted(lower) != mass.searchsorted(upper) or last == ordered.size:
             return None
@@ -347,7 +347,7 @@ def token_logprob(
 ) -> TokenLogprob:
     """Return the log probabilities of `token` and of the `top` most likely tokens.
 
-    They are of the model's own distribution: before penalties, bias and temperature.
+    They describe the model's own distribution: before penalties, bias and temperature.
 
     Args:
         row: [vocab] logits.

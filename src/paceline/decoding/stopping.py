@@ -1,9 +1,9 @@
-"""Conditions that end an answer: limits, stop tokens, stop strings, and repetition.
+"""Conditions that end a response: limits, stop tokens, stop strings, and repetition.
 
-An answer repeats itself when its last tokens are one pattern several times. The patterns are those
-of vLLM's `repetition_detection`: the same size, count and order of checks. The detector is a state
-machine over the answer's tokens alone, so where an answer ends does not depend on drafts, blocks or
-policies. A token costs one comparison per pattern size, however long the answer is.
+A response repeats itself when its last tokens are one pattern several times. The patterns are those
+of vLLM's `repetition_detection`, with the same size, count and order of checks. The detector is a
+state machine over the response's tokens alone, so the end of a response does not depend on drafts,
+blocks or policies. A token costs one comparison per pattern size, however long the response is.
 """
 
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ def _require(name: str, value: object, min_value: int, max_value: int) -> None:
 class Repetition:
     """The smallest repetition that counts as a loop.
 
-    Raises ValueError if a value is out of its range; the message names it.
+    Raises ValueError if a value is out of range; the message names the value.
     """
 
     max_pattern_size: int
     """Tokens of the longest pattern."""
     min_pattern_size: int = 1
-    """Tokens of the shortest pattern; 0 is equal to 1."""
+    """Tokens of the shortest pattern; 0 means 1."""
     min_count: int = 2
-    """Occurrences of the pattern, the first one included."""
+    """Occurrences of the pattern, including the first."""
     min_tokens: int = 0
-    """Tokens of all occurrences together: a rule of 40 dashes is no loop."""
+    """Tokens of all occurrences together, so that a rule of 40 dashes does not count."""
 
     def __post_init__(self) -> None:
         _require("max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN_SIZE)
@@ -47,7 +47,7 @@ class Repetition:
 
 
 DEFAULT = Repetition(max_pattern_size=128, min_count=4, min_tokens=256)
-"""For interactive answers; chosen in docs/decisions/first-answer.md."""
+"""Default for interactive responses; chosen in docs/decisions/first-answer.md."""
 
 
 class RepetitionDetector:
@@ -62,7 +62,7 @@ class RepetitionDetector:
         self._last = np.full(rule.max_pattern_size, -1, np.int64)  # newest first
 
     def push(self, token: int) -> bool:
-        """Append the answer's next token; True if the last tokens are a loop now."""
+        """Append the response's next token; return True if the last tokens are now a loop."""
         self._equal += 1
         self._equal *= self._last[self._first :] == token
         self._last[1:] = self._last[:-1]
@@ -72,15 +72,15 @@ class RepetitionDetector:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """When an answer ends. Nothing is checked here: `paceline.options` has the ranges."""
+    """Conditions that end a response, not checked here: `paceline.options` has the ranges."""
 
     max_tokens: int | None = None
-    """Maximum tokens of the answer; None: up to the context limit."""
+    """Maximum tokens of the response; None: up to the context limit."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the answer. The last of `answer`, but not in its text."""
+    """Tokens that end the response; such a token is the last of `answer`, but not in the text."""
     stop: tuple[str, ...] = ()
-    """Strings that end the answer; its text ends before the earliest one."""
+    """Strings that end the response; its text ends before the earliest one."""
     min_tokens: int = 0
-    """Tokens before `stop_token_ids` or a repetition may end the answer."""
+    """Tokens before `stop_token_ids` or a repetition may end the response."""
     repetition: Repetition | None = None
-    """Repetition that ends the answer; None: none does."""
+    """Repetition that ends the response; None disables the check."""

@@ -1,7 +1,7 @@
 """Incremental detokenization: token ids to whole characters, without stop strings.
 
-Depends on one function of the tokenizer, ids -> text. Invariant: emitted text never changes, and is
-the same however the tokens were grouped into blocks.
+Depends on one tokenizer function, ids -> text. Invariant: emitted text never changes, and is the
+same however the tokens were grouped into blocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,22 +14,22 @@ _BROKEN = "\ufffd"
 """The decoder's replacement for bytes that do not (yet) make a character."""
 
 SIGN = "\ud800"
-"""Before a mark that a token wrote, where the same letters in a text are no mark. No tokenizer
-decodes to an unpaired surrogate, so no text has it."""
+"""Precedes a tag that a token wrote; the same letters in a text are not a tag. No tokenizer decodes
+to an unpaired surrogate, so no text contains it."""
 
 _WINDOW = 16
-"""Tokens after which the window of tokens decoded together moves; bounds the work per token."""
+"""Tokens decoded together before the window moves; bounds the work per token."""
 
 _OVERLAPS = range(4, 8)
-"""Tokens kept when it moves: some tokenizers decode a token differently at a text's start. The
-first number that does not cut a character is taken; one has up to 4 tokens, a byte each."""
+"""Tokens kept when the window moves: some tokenizers decode a token differently at a text's start.
+The first number that cuts no character is used; a character has up to 4 tokens, one per byte."""
 
 
 class StopStrings:
-    """Cuts a text before its earliest stop string; holds back a possible start of one."""
+    """Cuts a text before its earliest stop string, and holds back a possible start of one."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """Prepare for one answer. Raises ValueError if a stop string is empty."""
+        """Prepare for one response. Raises ValueError if a stop string is empty."""
         if not all(stops):
             raise ValueError("a stop string is empty; expected at least one character")
         self._stops = tuple(stops)
@@ -38,7 +38,7 @@ class StopStrings:
         """The stop string that ended the text; None so far."""
 
     def push(self, text: str, *, at_end: bool = False) -> str:
-        """Append text; returns the text that is final now. At the end nothing is held back."""
+        """Append text; return the text that is now final. At the end nothing is held back."""
         if not self._stops:
             return text
         if self.stopped_by is not None:
@@ -55,17 +55,17 @@ class StopStrings:
 
 
 class TextStream:
-    """Detokenizes one answer, token by token.
+    """Detokenizes one response, token by token.
 
     Holds back broken characters that more tokens may complete, and a possible start of a stop
     string.
     """
 
     reasoning_tokens = 0
-    """Tokens of reasoning; see `decoding/reasoning.py`."""
+    """Number of reasoning tokens; see `decoding/reasoning.py`."""
 
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
-        """Prepare for one answer. Raises ValueError if a stop string is empty."""
+        """Prepare for one response. Raises ValueError if a stop string is empty."""
         self._decode = decode
         self._stop = StopStrings(stops)
         self._window: list[int] = []
@@ -97,13 +97,13 @@ class TextStream:
         return Piece(token, unsigned(fresh), self._stop.push(fresh))
 
     def finish(self, last: Piece = NO_TOKEN) -> Piece:
-        """End the answer; return `last` with the text held back, broken characters included."""
+        """End the response; return `last` with the text held back, including broken characters."""
         fresh = self._decode(self._window)[self._taken :] if self._window else ""
         return last.extended(unsigned(fresh), self._stop.push(fresh, at_end=True))
 
 
 def showing(decode: Decode, shown: Mapping[int, str]) -> Decode:
-    """Return `decode` with text for tokens that it leaves out: id -> text."""
+    """Return `decode` with text for tokens that it omits: id -> text."""
     if not shown:
         return decode
 
@@ -123,7 +123,7 @@ def unsigned(text: str) -> str:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest proper prefix of `mark` that is a suffix of `text`."""
+    """Return the length of the longest proper prefix of `mark` that is a suffix of `text`."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length

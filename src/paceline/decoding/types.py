@@ -1,7 +1,7 @@
 """The types that modules exchange: blocks, logits, proposals, and the protocols around them.
 
-Depends on numpy alone. Terms: a *block* is `[last token, draft 1, ... draft T-1]`, run in one call
-as T rows; row i's logits choose the token after row i.
+Depends on numpy alone. Terms: a *block* is `[last token, draft 1, ... draft T-1]`, run in one
+forward pass as T rows; row i's logits choose the token after row i.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +16,15 @@ Logits = npt.NDArray[np.float32]
 """[rows, vocab] float32. A view of the engine's memory: valid until its next step."""
 
 Taps = Mapping[str, npt.NDArray[np.float32]]
-"""`tap_name(layer)` -> [T, d] float32, hidden states after it for every row of the block."""
+"""`tap_name(layer)` -> [T, d] float32: the layer's hidden states for every row of the block."""
 
 
 FINAL_NORM = -1
-"""In place of a tapped layer: the hidden states after the last norm, which the head reads."""
+"""Stands for a tapped layer: the hidden states after the last norm, which the head reads."""
 
 
 def tap_name(layer: int) -> str:
-    """Name of the hidden states after a layer; 0 is the first layer, `FINAL_NORM` the last norm."""
+    """Return the name of a layer's hidden states; 0 is the first, `FINAL_NORM` the last norm."""
     return f"tap.{layer}"
 
 
@@ -34,8 +34,8 @@ T = TypeVar("T")
 class DeferredRows(Sequence[T]):
     """Tokens or probabilities that a device is still computing; their number is known.
 
-    Reading one value waits for all. A slice from the start is pending too. An engine on the same
-    device takes `array` without waiting, so that draft and verification are computed together.
+    Reading one value waits for all. A slice from the start is also pending. An engine on the same
+    device uses `array` without waiting, so that draft and verification are computed together.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class DeferredRows(Sequence[T]):
         Args:
             read: waits, and returns at least `length` values.
             length: number of values, without `known`.
-            array: the same values on the device, [length or more]; None: the device has no use
-                for them.
+            array: the same values on the device, [length or more]; None: the device cannot use
+                them.
             known: values that precede the pending ones.
         """
         self._read, self._length = read, length
@@ -59,7 +59,7 @@ class DeferredRows(Sequence[T]):
         self.array, self.known = array, known
 
     def after(self, first: T) -> "DeferredRows[T]":
-        """The same values after one known value."""
+        """Return the same values after one known value."""
         return DeferredRows(self._read, self._length, self.array, [first, *self.known])
 
     def __len__(self) -> int:
@@ -85,46 +85,46 @@ class DeferredRows(Sequence[T]):
 
 
 class Block(NamedTuple):
-    """Rows for one sequence in one engine call, at its KV slots [length, length + T)."""
+    """Rows for one sequence in one forward pass, at its KV slots [length, length + T)."""
 
     tokens: Sequence[int]
     """T token ids."""
     rows: int
     """Trailing rows that need logits: 0 inside a prompt, 1 at its end, T in decode."""
     best: bool = False
-    """Whether the argmax of each row suffices: the engine may then return `Best`."""
+    """True if the argmax of each row suffices: the engine may then return `Best`."""
     prefill: bool = False
-    """Whether this is a chunk of a prompt. An engine may compute prefill and decode differently,
-    but the result must not depend on where the prompt is cut into chunks."""
+    """True for a chunk of a prompt. An engine may compute prefill and decode differently, but the
+    result must not depend on where the prompt is cut into chunks."""
 
 
 class Best(NamedTuple):
     """Argmax of rows of logits, in place of the logits."""
 
     tokens: npt.NDArray[np.int64]
-    """[rows]: argmax; the first index of equals, as numpy's argmax."""
+    """[rows]: argmax; the first index of equals, as in numpy."""
     scores: Logits
-    """[rows]: its logit."""
+    """[rows]: logit of the argmax."""
 
 
 class Proposal(NamedTuple):
-    """A drafter's draft, and its evidence for it."""
+    """A drafter's draft, and its evidence for the draft."""
 
     tokens: Sequence[int]
     """Draft token ids in text order; empty when the drafter abstains."""
     source: str
     """The drafter's name."""
     match: int = 0
-    """Evidence for the first token on the drafter's own scale; for matchers, the context tokens
-    that matched. Acceptance is estimated per (source, match)."""
+    """Evidence for the first token on the drafter's own scale; for matchers, the number of context
+    tokens that matched. Acceptance is estimated per (source, match)."""
     probabilities: Sequence[float] = ()
-    """The drafter's own estimate, for each token, that it is accepted after those before it were.
+    """The drafter's own estimate, per token, of P(accepted | all tokens before it were accepted).
     Empty: `match` is the evidence."""
     hidden: float = 0.0
-    """Seconds of its drafting that passed while the target verified the block before."""
+    """Seconds of drafting that passed while the target verified the previous block."""
 
     def cut(self, length: int) -> "Proposal":
-        """Its first `length` tokens."""
+        """Return the proposal with its first `length` tokens."""
         return self._replace(tokens=self.tokens[:length], probabilities=self.probabilities[:length])
 
 
@@ -153,13 +153,13 @@ class Drafter(Protocol):
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         """Propose at most `limit` tokens (>= 1) that follow `context`.
 
-        `context` is the prompt and everything generated so far. It only grows between calls, so
-        that a drafter may index just the new tokens. It must not be changed.
+        `context` is the prompt and all tokens generated so far. It only grows between calls, so a
+        drafter may index only the new tokens. It must not be changed.
         """
         ...
 
     def before_verify(self, context: Sequence[int], draft: Sequence[int]) -> None:
-        """Called before the target runs a decode block: `context` followed by `draft`.
+        """Prepare for a decode block that the target is about to run: `context` and `draft`.
 
         Must not block: work that overlaps with verification belongs in another thread.
         """
@@ -170,7 +170,7 @@ class Drafter(Protocol):
         return
 
     def cost(self, limit: int) -> float:
-        """Seconds that a proposal of up to `limit` tokens takes; 0.0 if negligible."""
+        """Return the seconds that a proposal of up to `limit` tokens takes; 0.0 if negligible."""
         return 0.0
 
     def close(self) -> None:
@@ -196,9 +196,9 @@ class Policy(Protocol):
     name: str
 
     def draft(self, drafters: Sequence[Drafter], context: Sequence[int], limit: int) -> Proposal:
-        """The proposal to verify, of at most `limit` tokens (>= 1).
+        """Return the proposal to verify, of at most `limit` tokens (>= 1).
 
-        `NO_PROPOSAL` decodes plainly.
+        `NO_PROPOSAL` means plain decoding.
         """
         ...
 
@@ -206,42 +206,42 @@ class Policy(Protocol):
 
 
 class Constraint(Protocol):
-    """Restricts the tokens of one request's answer, e.g. to a grammar."""
+    """Restricts the tokens of one request's response, e.g. to a grammar."""
 
     def masked(self, logits: Logits) -> Logits:
-        """A copy of a row of logits, [vocab], with -inf for tokens that may not come next.
+        """Return a copy of a row of logits, [vocab], with -inf for tokens that may not come next.
 
         At least one token is allowed.
         """
         ...
 
     def push(self, token: int) -> None:
-        """Append `token`, which was allowed, to the answer."""
+        """Append `token`, which was allowed, to the response."""
         ...
 
     def forced(self, limit: int) -> Sequence[int]:
-        """At most `limit` next tokens that have no alternative."""
+        """Return at most `limit` next tokens that have no alternative."""
         ...
 
     def allowed_length(self, tokens: Sequence[int]) -> int:
-        """Length of the longest prefix of `tokens` that is allowed next."""
+        """Return the length of the longest prefix of `tokens` that is allowed next."""
         ...
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended."""
+    """The reason why a generation ended."""
 
     STOP = "stop"
     """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
     """`max_tokens`, the context limit, or the end of the KV cache."""
     REPETITION = "repetition"
-    """The answer repeated itself, and the request stops on repetition."""
+    """The response repeated itself, and the request stops on repetition."""
     CANCELLED = "cancelled"
 
 
 FORCED = "forced"
-"""Source of a proposal whose tokens are the only ones that a constraint allows: not a draft."""
+"""Source of a proposal of forced tokens, the only ones that a constraint allows: not a draft."""
 
 
 class TokenLogprob(NamedTuple):
@@ -258,23 +258,23 @@ class TokenLogprob(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A token of an answer, and the text that it completes.
+    """A token of a response, and the text that it completes.
 
-    That is whole characters: none, or those of several tokens.
+    The text has only whole characters, possibly none, or those of several tokens.
     """
 
     token: int = -1
-    """-1: none; the text was held back until the end."""
+    """-1: no token; the text was held back until the end."""
     text: str = ""
-    """Text of the answer, stop strings included."""
+    """Text of the response, including stop strings."""
     final: str = ""
-    """Final text of the answer: without a possible start of a stop string, with text held back
-    earlier that turned out to start none, and with a sign before marks (`decoding/text.py`)."""
+    """Final text of the response: without a possible start of a stop string, with text held back
+    earlier that did not become one, and with a sign before tags (`decoding/text.py`)."""
     reasoning: str = ""
     source: str | None = None
-    """The drafter whose draft had the token, or `FORCED`; None: it was not drafted."""
+    """The drafter whose draft had the token, or `FORCED`; None if it was not drafted."""
     logprobs: TokenLogprob | None = None
-    """None: the request records none."""
+    """None if the request does not record logprobs."""
 
     def extended(self, text: str, final: str = "", reasoning: str = "") -> "Piece":
         """Return the same token with more text."""
@@ -286,16 +286,16 @@ NO_TOKEN = Piece()
 
 
 class Step(NamedTuple):
-    """Result of one engine call for a request."""
+    """Result of one forward pass for a request."""
 
     accepted_rows: int
     """Rows of the block that are now part of the sequence: its length grows by this."""
     pieces: Sequence[Piece] = ()
-    """New tokens of the answer; empty inside the prompt."""
+    """New tokens of the response; empty inside the prompt."""
     proposal: Proposal = NO_PROPOSAL
     """The tokens after the last token in the block; its source may be `FORCED`."""
     reasoning_tokens: int = 0
-    """Tokens of reasoning in the whole answer so far."""
+    """Tokens of reasoning in the whole response so far."""
 
     @property
     def tokens(self) -> list[int]:
@@ -308,12 +308,12 @@ class Step(NamedTuple):
 
     @property
     def text(self) -> str:
-        """New final text of the answer."""
+        """New final text of the response."""
         return "".join(piece.final for piece in self.pieces)
 
     @property
     def reasoning(self) -> str:
-        """New text of the model's reasoning, if its marks are known."""
+        """New text of the model's reasoning, if its tags are known."""
         return "".join(piece.reasoning for piece in self.pieces)
 
     @property
@@ -322,7 +322,7 @@ class Step(NamedTuple):
 
     @property
     def accepted(self) -> int:
-        """Draft tokens that the target picked too."""
+        """Draft tokens that the target also picked."""
         return sum(piece.source not in (None, FORCED) for piece in self.pieces)
 
     @property
@@ -339,7 +339,7 @@ class Counters:
     accepted: int = 0
     forced: int = 0
     fallbacks: int = 0
-    """Drafts that were not accepted whole: the target fell back to a token of its own."""
+    """Drafts that were not fully accepted: the target fell back to a token of its own."""
     drafted_by: dict[str, int] = field(default_factory=dict)
     accepted_by: dict[str, int] = field(default_factory=dict)
     drafted_at: list[int] = field(default_factory=list)
@@ -347,7 +347,7 @@ class Counters:
     accepted_at: list[int] = field(default_factory=list)
     """Accepted tokens by position in the draft."""
     hidden_seconds: float = 0.0
-    """Seconds of drafting while the target verified, of the drafts that were used."""
+    """Seconds of drafting while the target verified, for the drafts that were used."""
 
     def count(self, step: Step) -> None:
         self.steps += 1
@@ -374,7 +374,7 @@ Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 
 def common_prefix_length(one: Tokens, other: Tokens) -> int:
-    """Tokens before the first position at which the two differ. Fast for two arrays."""
+    """Return the number of leading tokens that are equal. Fast for two arrays."""
     length = min(len(one), len(other))
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         differing = np.flatnonzero(one[:length] != other[:length])

@@ -1,1 +1,1 @@
-"""The HTTP server: the API of one loaded model, or of several, for many clients."""
+"""The HTTP server: the API of one or several loaded models, for many clients."""

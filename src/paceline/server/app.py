@@ -1,6 +1,6 @@
 """The ASGI application: routes, middleware, error handlers, and a description of the paths.
 
-Invariant: clients get the error object of the path's API, OpenAI's or Anthropic's, for every error.
+Invariant: every error has the error object of the path's API, OpenAI's or Anthropic's.
 """
 
 import re
@@ -38,7 +38,7 @@ from paceline.server.service import Service
 from paceline.server.settings import Settings
 
 _PUBLIC = ("/health", "/v1/health", "/openapi.json")
-"""Paths without a key: health checks have none, nor has a link of the page."""
+"""Paths without a key: health checks have none, nor does a link on the page."""
 
 BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatBody,
@@ -57,7 +57,7 @@ _RESPONSES = {"200": {"description": "The answer"}, "default": {"description": "
 
 
 def make_app(service: Service) -> Starlette:
-    """The application of `service`: every path with the prefix /v1 and without it."""
+    """Create the application of `service`: every path with and without the prefix /v1."""
     info = InfoHandlers(service)
     posts: dict[str, Any] = {
         "/chat/completions": generation(service, Chat),
@@ -87,14 +87,14 @@ def make_app(service: Service) -> Starlette:
 
 
 def application(host: Host, routes: Sequence[BaseRoute]) -> Starlette:
-    """An application of `routes` and the page, with the middleware and errors of every server.
+    """Create an application of `routes` and the page, with every server's middleware and errors.
 
     The page needs no key: a browser that opens it has none yet.
     """
     pages, settings = page.routes(), host.settings
     layers = [Middleware(HostMiddleware, settings, host.on_error)]
     if settings.origins:
-        # Before the key check: a browser's preflight request has no key.
+        # Before the key check, because a browser's preflight request has no key.
         layers.append(
             Middleware(
                 CORSMiddleware,
@@ -118,7 +118,7 @@ def application(host: Host, routes: Sequence[BaseRoute]) -> Starlette:
 
 
 def _error_handler(host: Host) -> HTTPExceptionHandler:
-    """The handler of errors outside of endpoints."""
+    """Return the handler of errors outside endpoints."""
 
     async def handle(request: Request, error: Exception) -> Response:
         path = request.url.path
@@ -141,7 +141,7 @@ def _error_handler(host: Host) -> HTTPExceptionHandler:
 
 
 def openapi_route(settings: Settings, without: Collection[str] = ()) -> Route:
-    """GET /openapi.json: an OpenAPI 3.1 document, without the paths that a server does not have."""
+    """Return the route GET /openapi.json: an OpenAPI 3.1 document, except paths in `without`."""
     schemas, objects = models_json_schema(
         [(kind, "validation") for kind in BODIES.values()],
         ref_template="#/components/schemas/{model}",

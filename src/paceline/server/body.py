@@ -1,7 +1,7 @@
-"""The bodies that the service prepares: a chat, completions, and texts to embed.
+"""The bodies that the service prepares: chats, completions, and texts to embed.
 
-Other APIs' bodies become a chat's (`api/messages_body.py`, `api/response_body.py`). Independent of
-tokens and of the served model. `paceline.options` has the ranges of sampling options.
+Bodies of other APIs become a chat's (`api/messages_body.py`, `api/response_body.py`). Independent
+of tokens and of the served model. `paceline.options` has the ranges of sampling options.
 """
 
 from collections.abc import Mapping
@@ -33,21 +33,21 @@ from paceline.server.json_body import (
 from paceline.server.remembered import Reader
 
 MAX_ANSWERS = 8
-"""The largest `n`."""
+"""The maximum of `n`."""
 
 MAX_MESSAGES = 10_000
-"""The most messages of a chat: parsing them takes a quarter of a second."""
+"""Maximum messages of a chat: parsing this many takes a quarter of a second."""
 
 _MAX_PROMPTS = 128
 
 _MAX_TEXTS = 2048
-"""OpenAI's limit of texts to embed."""
+"""OpenAI's limit of texts per embedding request."""
 
 _TINY_TOP_P = 1e-9
-"""In place of a top_p of 0, by which clients of OpenAI mean the most likely token."""
+"""Replaces a top_p of 0, which OpenAI clients use for the most likely token."""
 
 _DEFAULT_TOKENS = 16
-"""OpenAI's default of `max_tokens` of a completion."""
+"""OpenAI's default of `max_tokens` for completions."""
 
 
 def _several(value: Any) -> Any:
@@ -68,13 +68,13 @@ def _biases(value: Any) -> Any:
 
 
 def _as_ours(other: float, ours: float | None) -> AfterValidator:
-    """Replace a value by which other servers mean ours."""
+    """Replace another server's value with our equivalent."""
     return AfterValidator(lambda value: ours if value == other else value)
 
 
 _LOGPROBS = RANGES["logprobs"]
 Logprobs = Annotated[int, Field(ge=_LOGPROBS.min_value, le=_LOGPROBS.max_value)]
-"""How many of the likeliest tokens are listed."""
+"""Number of most likely tokens in the list."""
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """OpenAI's reasoning efforts."""
@@ -88,9 +88,9 @@ class Message(Body):
     reasoning_content: str | None = Field(
         default=None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
-    """The thoughts of an earlier answer."""
+    """The reasoning of an earlier answer."""
     refusal: str | None = None
-    """What an earlier answer has in place of content."""
+    """An earlier answer's refusal in place of content."""
     name: str | None = None
     tool_calls: list[Called] | None = None
     tool_call_id: str | None = None
@@ -142,7 +142,7 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    """The schema in llama.cpp's form."""
+    """The schema in llama.cpp's format."""
 
     @model_validator(mode="after")
     def _has_schema(self) -> "ResponseFormat":
@@ -162,7 +162,7 @@ class StructuredOutputs(Body):
     regex: str | None = None
     choice: list[str] | None = Field(default=None, min_length=1)
     grammar: str | None = None
-    """In llguidance's dialect of Lark."""
+    """A grammar in llguidance's Lark dialect."""
 
     @model_validator(mode="after")
     def _has_one(self) -> "StructuredOutputs":
@@ -184,7 +184,7 @@ class RepetitionDetection(Body, extra="forbid"):
 
 
 _STRUCTURE = "use response_format or structured_outputs"
-_SWITCHES = ("think", "enable_thinking")  # of these, false asks for something, too
+_SWITCHES = ("think", "enable_thinking")  # false also has an effect
 _UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("grammar", "json_schema", "guided_json", "guided_regex"), _STRUCTURE),
     **dict.fromkeys(("guided_choice", "guided_grammar"), _STRUCTURE),
@@ -213,24 +213,24 @@ _SYNONYMS = (
 """Fields that have the same meaning at different endpoints."""
 
 _HARMLESS = ("metadata", "store")
-"""Fields of some endpoints that change no answer, and that clients send to the others too."""
+"""Fields of some endpoints that do not change answers, and that clients also send elsewhere."""
 
 
 class GenerationBody(Body):
-    """The fields that requests for an answer share.
+    """The fields shared by all requests for an answer.
 
-    An absent sampling option is as the registry has it for the model, else as the model's own files
-    have it, else OpenAI's default: a temperature of 1.
+    The default of a sampling option comes from the registry's entry for the model, then from the
+    model's own files, then from OpenAI, where the temperature is 1.
     """
 
     model: str | None = None
     n: int = Field(default=1, ge=1, le=MAX_ANSWERS)
-    """Answers; the one at index i is sampled with seed + i."""
+    """Number of answers; the one at index i is sampled with seed + i."""
     stop: Annotated[
         list[str], BeforeValidator(_several, json_schema_input_type=str | list[str])
     ] = Field(default=[], max_length=16)
     seed: Annotated[int | None, _as_ours(-1, None)] = None
-    """-1 draws one, as in llama.cpp."""
+    """-1 draws a seed, as in llama.cpp."""
     temperature: float | None = None
     top_p: Annotated[float | None, _as_ours(0, _TINY_TOP_P)] = None
     top_k: Annotated[int | None, _as_ours(-1, 0)] = None
@@ -250,7 +250,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
     cache_prompt: bool = True
-    """Whether the prompt may use the prefix cache, and be added to it."""
+    """True if the prompt may use the prefix cache, and be added to it."""
     cache_salt: str = ""
     """Prompts share cached KV only under the same salt."""
     speculation: Speculation = Speculation()
@@ -266,7 +266,7 @@ class GenerationBody(Body):
     @model_validator(mode="wrap")
     @classmethod
     def _readable(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Replace parts and items that a model of text cannot read."""
+        """Replace parts and items that a text model cannot read."""
         reader = Reader(blocks=cls.blocks)
         name = "input" if "input" in cls.model_fields else "messages"
         if isinstance(data, Mapping) and isinstance(turns := data.get(name), list):
@@ -299,7 +299,7 @@ class GenerationBody(Body):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The fields that are options of `paceline.options`; it checks their values."""
+        """The fields that are options of `paceline.options`, which checks their values."""
         return self.model_dump(include={*OPTIONS}, exclude_none=True)
 
     @property
@@ -310,7 +310,7 @@ class GenerationBody(Body):
 
     @property
     def ignored_tools(self) -> list[str]:
-        """Types and names of the tools that are left out."""
+        """Types and names of the ignored tools."""
         return []
 
     @property
@@ -320,7 +320,7 @@ class GenerationBody(Body):
 
 
 def refuse_fields_of_others(kind: type[Body], data: Any) -> None:
-    """Refuse fields of other endpoints: left out, they would change the answer."""
+    """Reject fields of other endpoints: ignoring them would change the answer."""
     for name, value in data.items() if isinstance(data, Mapping) else ():
         others = [other.model_fields for other in GenerationBody.__subclasses__()]
         defaults = [fields[name].get_default() for fields in others if name in fields]
@@ -339,7 +339,7 @@ class ChatBody(GenerationBody):
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, ge=-1)
-    """-1 is no limit, as in llama.cpp; 0 computes the prompt alone."""
+    """-1 means no limit, as in llama.cpp; 0 computes only the prompt."""
     max_completion_tokens: int | None = Field(default=None, ge=-1)
     logprobs: bool = False
     top_logprobs: Logprobs | None = None
@@ -349,13 +349,13 @@ class ChatBody(GenerationBody):
     prediction: Prediction | None = None
     chat_template_kwargs: dict[str, Any] = Field(default={})
     reasoning_effort: Effort | None = None
-    """`none` turns thinking off."""
+    """`none` turns reasoning off."""
     continue_final_message: bool | None = None
-    """vLLM's field: continue the assistant's last message; by default if it has text."""
+    """vLLM's field: continue the assistant's last message; by default, if it has text."""
     add_generation_prompt: bool | None = None
     """vLLM's field, the opposite of `continue_final_message`."""
     include_reasoning: bool = True
-    """Whether thoughts are sent, as in vLLM."""
+    """True to send reasoning, as in vLLM."""
     functions: list[Any] = Field(default=[])
     modalities: list[str] = Field(default=["text"])
 
@@ -385,7 +385,7 @@ class ChatBody(GenerationBody):
 
     @property
     def max_answer_tokens(self) -> int | None:
-        """Limit of the answer's tokens; None: the server's, -1: the rest of the context."""
+        """The answer's token limit; None: the server's, -1: the rest of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
@@ -396,12 +396,12 @@ class ChatBody(GenerationBody):
 
     @property
     def calling(self) -> bool:
-        """Whether the answer may call functions."""
+        """True if the answer may call functions."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def forced(self) -> bool:
-        """Whether the answer consists of calls."""
+        """True if the answer consists of calls."""
         return self.calling and self.tool_choice != "auto"
 
 
@@ -413,10 +413,10 @@ class CompletionBody(GenerationBody):
     echo: bool = False
     logprobs: Logprobs | None = None
     suffix: str = ""
-    """The text after the answer, for models that fill in the middle."""
+    """The text after the answer, for fill-in-the-middle models."""
     continued_tokens: int = Field(default=0, ge=0)
-    """How many tokens at the end of a prompt of token ids are an answer to a chat so far, which is
-    continued: its thoughts are sent apart, as those of a chat's answer."""
+    """Number of tokens at the end of a token id prompt that are a chat answer so far. The answer is
+    continued, and its reasoning is sent separately, as in a chat."""
     best_of: int | None = None
     prediction: Prediction | None = None
 
@@ -443,7 +443,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def max_answer_tokens(self) -> int:
-        """Limit of the answer's tokens; -1: the rest of the context."""
+        """The answer's token limit; -1: the rest of the context."""
         return self.max_tokens
 
 
@@ -454,4 +454,4 @@ class EmbeddingsBody(Body):
     input: Prompts = Field(min_length=1, max_length=_MAX_TEXTS)
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
-    """Numbers of a vector that are kept, for models whose first ones are an embedding too."""
+    """Leading numbers of a vector to keep, for models that support shorter embeddings."""

@@ -1,7 +1,7 @@
-"""Connections of clients: accepted up to a limit, and closed when a client sends or reads nothing.
+"""Client connections: accepted up to a limit, and closed when a client sends or reads nothing.
 
-Independent of what is served. Invariants: at the limit a new connection takes the place of one
-without a complete request; and the accept loop never ends, and logs at most a line a minute.
+Independent of the served content. Invariants: at the limit, a new connection replaces one without a
+complete request; and the accept loop never ends, and logs at most one line per minute.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ _RESERVED = 24
 """Descriptors for files and processes that are opened while connections are open."""
 
 _MIN = 8
-"""Connections that are tried with, however few descriptors there are."""
+"""Minimum connections to try, however few descriptors there are."""
 
 _IDLE = 1024
-"""Connections beyond those of the requests that may run and wait: memory, not descriptors, limits
+"""Connections beyond those of the running and waiting requests: memory, not descriptors, limits
 them."""
 
 _RETRY_SECONDS = 0.1
@@ -38,12 +38,12 @@ _RETRY_SECONDS = 0.1
 _REPORT_SECONDS = 60.0
 
 _SILENT, _ANSWERED, _SENDING, _READING = range(4)
-"""Kinds of connections without a complete request, in the order in which they are closed: no head
-of a request so far, none since the last answer, no complete body, the last answer not read."""
+"""Kinds of connections without a complete request, in closing order: no part of a request so far,
+none since the last answer, no complete body, the last answer not read."""
 
 
 def connection_limit(settings: Settings, descriptors: int = 1) -> int:
-    """Maximum of connections, each of which takes a number of descriptors."""
+    """Return the maximum number of connections, given the `descriptors` that each uses."""
     limit = settings.max_connections or _IDLE + settings.max_waiting + settings.max_running
     free = free_descriptors()
     return limit if free is None else min(limit, max((free - _RESERVED) // descriptors, _MIN))
@@ -60,8 +60,8 @@ class Connections:
     async def accept(self, listening: socket.socket) -> NoReturn:
         """Accept connections one by one, until it is cancelled.
 
-        asyncio's own loop accepts as many at once as the queue holds, and without a descriptor
-        logs a traceback for each.
+        asyncio's own loop accepts the whole queue at once, and without a free descriptor logs a
+        traceback for each connection.
         """
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
@@ -69,7 +69,7 @@ class Connections:
         while True:
             try:
                 client, _ = await loop.sock_accept(listening)
-            except OSError as error:  # no descriptor or memory is free, or the client is gone
+            except OSError as error:  # no free descriptor or memory, or the client left
                 if not isinstance(error, ConnectionError):
                     self._report(f"no connection can be accepted ({error.strerror})")
                     await asyncio.sleep(0 if self._make_room() else _RETRY_SECONDS)
@@ -84,9 +84,9 @@ class Connections:
                 await loop.connect_accepted_socket(self._connection, client)
 
     def close_unfinished(self) -> None:
-        """Close those without a complete request, but not those that an answer is read from.
+        """Close connections without a complete request, except while an answer is read from them.
 
-        Else uvicorn would log a traceback for one that sends a part of a request meanwhile.
+        Otherwise uvicorn would log a traceback for one that is sending part of a request.
         """
         for connection in self._waiting():
             if connection.kind != _READING:
@@ -100,7 +100,7 @@ class Connections:
         return sum(one.kind is None for one in self._open())
 
     def _waiting(self) -> "list[Connection]":
-        """Those without a complete request."""
+        """Return the connections without a complete request."""
         return [one for one in self._open() if one.kind is not None]
 
     def _open(self) -> "list[Connection]":
@@ -109,7 +109,7 @@ class Connections:
         return [one for one in ours if not one.transport.is_closing()]
 
     def _make_room(self) -> bool:
-        """Close the connection that has been without a complete request longest, if any is."""
+        """Close the connection that has been without a complete request longest, if any."""
         longest = min(self._waiting(), key=lambda one: (one.kind, one.since), default=None)
         if longest is not None:
             longest.transport.abort()
@@ -128,13 +128,13 @@ class Connection(H11Protocol):
         super().__init__(config, state, {})
         self._settings = settings
         self.since = monotonic()
-        """When it was opened, or its last request was answered."""
+        """Time when it was opened, or its last request was answered."""
         self._header_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None  # cancelled while the client reads
 
     @property
     def kind(self) -> int | None:
-        """Its kind among those without a complete request; None: it has one."""
+        """The kind of connection; None if it has a complete request."""
         if self.cycle is None:
             return _SILENT
         if self.cycle.response_complete:
@@ -142,7 +142,7 @@ class Connection(H11Protocol):
         return _SENDING if self.cycle.more_body else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time for the headers."""
+        """Start the time limit for the headers."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # the time for reading starts with the first byte
         self._time_headers()
@@ -153,7 +153,7 @@ class Connection(H11Protocol):
         self._time_headers()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, if there is one; until now nothing was read after it."""
+        """Continue with the next request, if any; nothing after it was read until now."""
         self.since = monotonic()
         super().on_response_complete()
 
@@ -164,18 +164,18 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the time for reading."""
+        """Start the time limit for reading."""
         self._time_reading()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Stop the time limit for reading: the client has read."""
         if self._read_timer is not None:
             self._read_timer.cancel()
         super().resume_writing()
 
     def _time_headers(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:  # the headers are here
+        if self.cycle is not None and not self.cycle.response_complete:  # the headers are complete
             self._stop_header_timer()
         elif self._header_timer is None:
             seconds = self._settings.header_seconds
@@ -196,7 +196,7 @@ class Connection(H11Protocol):
 
 
 def _refuse(client: socket.socket, limit: int) -> None:
-    """Send an error to a client, as far as it goes without waiting, and close the connection."""
+    """Send an error to a client, as far as possible without waiting, and close the connection."""
     message = f"all {limit} connections of this server are busy; try again later"
     fields = {"message": message, "type": "server_error", "param": None}
     body = json.dumps({"error": {**fields, "code": "too_many_connections"}})
@@ -207,5 +207,5 @@ def _refuse(client: socket.socket, limit: int) -> None:
     with client, suppress(OSError):
         client.setblocking(False)
         with suppress(BlockingIOError):
-            client.recv(2**16)  # a socket closed with unread bytes loses what was sent
+            client.recv(2**16)  # a socket closed with unread bytes loses the data it sent
         client.sendall((head + body).encode())

@@ -1,7 +1,7 @@
-"""Errors on the wire: a status, and OpenAI's error object or Anthropic's.
+"""Errors on the wire: a status, and the error object of OpenAI or Anthropic.
 
-Invariants: a client's mistake is a 4xx whose message says what to change; a fault of the server is
-a 5xx, of which an unexpected error tells nothing but its type.
+Invariants: a client error is a 4xx whose message names the fix; a server fault is a 5xx, and an
+unexpected error reveals only its type.
 """
 
 from collections.abc import Container, Mapping
@@ -13,7 +13,7 @@ from paceline.options import Options
 from paceline.runtime.batching.request import Draining, QueueFull, TimedOut
 
 _RETRY_AFTER = {"retry-after": "1"}
-"""Seconds after which a client may retry."""
+"""Seconds until a client may retry."""
 
 
 class ApiError(Exception):
@@ -32,7 +32,7 @@ class ApiError(Exception):
     ) -> None:
         """Describe an error.
 
-        `kind` is the object's `type`, `param` the field at fault (`messages[0].role`); `more` are
+        `kind` is the object's `type`, `param` the invalid field (`messages[0].role`); `more` has
         further fields of the object.
         """
         super().__init__(message)
@@ -48,11 +48,11 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of the reply, in OpenAI's form."""
+        """The body of the reply, in OpenAI's format."""
         return {"error": self.fields}
 
     def body_for(self, path: str, headers: Container[str] = ()) -> dict[str, Any]:
-        """The body of the reply at `path` to a request with `headers`, in the form of its API."""
+        """Return the body of the reply to a request, in the format of the API of `path`."""
         if not is_anthropic(path, headers):
             return self.body
         message, param = self.fields["message"], self.fields["param"]
@@ -68,7 +68,7 @@ class ApiError(Exception):
 
 
 def is_anthropic(path: str, headers: Container[str] = ()) -> bool:
-    """Whether a path is one of Anthropic's API, or lower-case `headers` are those of its clients.
+    """Return whether a path, or lower-case `headers`, belong to Anthropic's API.
 
     The list of models has the same path in both APIs.
     """
@@ -77,7 +77,7 @@ def is_anthropic(path: str, headers: Container[str] = ()) -> bool:
 
 
 def prompt_too_long(count: int, limit: int, *, at_least: bool = False) -> ApiError:
-    """The error for a prompt of (`at_least`) `count` tokens; `limit` includes the answer's."""
+    """Return the error for a prompt of (`at_least`) `count` tokens; `limit` includes the answer."""
     return ApiError(
         f"this model's maximum context length is {limit} tokens, the answer included, and the "
         f"prompt has {'at least ' if at_least else ''}{count}; shorten the prompt",
@@ -87,7 +87,7 @@ def prompt_too_long(count: int, limit: int, *, at_least: bool = False) -> ApiErr
 
 
 def unknown_model(name: str, served: str) -> ApiError:
-    """The error for a model that this server does not serve."""
+    """Return the error for a model that this server does not serve."""
     return ApiError(
         f"the model {name[:80]!r} does not exist here; this server has {served!r}",
         status=HTTPStatus.NOT_FOUND,
@@ -97,7 +97,7 @@ def unknown_model(name: str, served: str) -> ApiError:
 
 
 def api_error(error: Exception) -> ApiError:
-    """The reply for any error of a request."""
+    """Return the reply for any error of a request."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequest):
@@ -124,7 +124,7 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Status -> Anthropic's type; other errors of a client are `invalid_request_error`, of the server
+"""Status -> Anthropic's type; other client errors are `invalid_request_error`, server errors
 `api_error`. From the errors page of its API reference."""
 
 _SERVER_ERRORS: Mapping[type[Exception], tuple[HTTPStatus, str, str]] = {

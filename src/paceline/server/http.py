@@ -1,8 +1,8 @@
-"""HTTP of every request: its id, its Host and its key, its JSON body, and a reply.
+"""HTTP of every request: its id, Host, key and JSON body, and a reply.
 
 A reply is JSON or server-sent events. Independent of paths and of the content; plain ASGI, so that
-an endpoint sees at once when its client is gone. Invariants: a request that the middleware rejects
-costs next to nothing; and the status is sent once, a later error can only be part of the stream.
+an endpoint detects at once when its client disconnects. Invariants: a request that the middleware
+rejects costs next to nothing; and the status is sent once, so a later error must be in the stream.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n"
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
-"""Clients that read events with Python's `splitlines` (httpx, for one) end lines there, too."""
+"""Clients that read events with Python's `splitlines`, such as httpx, also end lines there."""
 
 _LOGGED_CHARACTERS = 200
-"""Of a path."""
+"""Characters per path."""
 
 _DRAIN_SECONDS = 5.0
-"""How long the rest of a body is read after an error was sent."""
+"""Time limit for reading the rest of a body after an error was sent."""
 
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 
@@ -45,7 +45,7 @@ class ClientGone(Exception):
 
 
 async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
-    """The body of a request that sends JSON.
+    """Read the body of a request that sends JSON.
 
     Raises:
         ApiError: it is not JSON, too large, or too slow.
@@ -102,7 +102,7 @@ def _too_large(settings: Settings) -> ApiError:
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON on one line, whatever a client takes for the end of a line.
+    """Return a value as JSON on one line, whatever a client treats as the end of a line.
 
     Other non-ASCII text is escaped only if it is not valid Unicode.
     """
@@ -120,12 +120,12 @@ def event(value: Any, name: str | None = None) -> bytes:
 
 class Reply:
     def __init__(self, send: Send, scope: Scope) -> None:
-        """Start with nothing sent; the request decides the form of errors."""
+        """Start with nothing sent; the request determines the format of errors."""
         self._send = send
         self.scope = scope
         """The request."""
         self.status: int | None = None
-        """The status that was sent; None: none yet."""
+        """The status that was sent; None if none was."""
 
     async def json(
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -140,14 +140,14 @@ class Reply:
         await self.json(body, error.status, error.headers)
 
     async def open_stream(self) -> None:
-        """Send the head of a stream, if it was not sent before."""
+        """Send the head of a stream, unless it was sent before."""
         if self.status is None:
             # Proxies would otherwise buffer events.
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
             await self.start(200, "text/event-stream; charset=utf-8", headers)
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send a part of a stream; waits while the client does not read."""
+        """Send a part of a stream; wait while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def start(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
@@ -167,14 +167,14 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 """Valid request ids of clients."""
 
 CLIENT_HEADER = "x-paceline-client"
-"""From a router to the server of a model: the number of the client's key."""
+"""From a router to a model's server: the number of the client's key."""
 
 OnError = Callable[[ApiError], None]
 """Called with the error of every rejected request."""
 
 
 class HostMiddleware:
-    """Gives every request an id and a line in the log, and rejects those with another Host.
+    """Gives every request an id and a line in the log, and rejects those with an unknown Host.
 
     A web page whose name resolves to this machine (DNS rebinding) still sends its own name in Host.
     """
@@ -187,7 +187,7 @@ class HostMiddleware:
         self._root = settings.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
+        """Forward a request to the application, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -213,8 +213,8 @@ class HostMiddleware:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 status = message["status"]
             elif unread and not message.get("more_body"):
-                # To close now would reset the connection of a client that is still sending, and
-                # lose the error that it was sent.
+                # Closing now would reset the connection of a client that is still sending, and lose
+                # the error that was sent to it.
                 await send({**message, "more_body": True})
                 message = {"type": "http.response.body"}
                 with suppress(TimeoutError):
@@ -244,10 +244,10 @@ _WRONG_HOST = ApiError(
 def _log_request(scope: Scope, status: int, seconds: float) -> None:
     """Log a request; `status` is 0 if its client left without a reply.
 
-    Successful GETs, of pages and of what polls the server, are of the level DEBUG.
+    Successful GETs, of pages and polls, have level DEBUG.
     """
     quiet = scope["method"] == "GET" and 0 < status < HTTPStatus.BAD_REQUEST
-    # The path as it was sent: decoded, it could contain the end of a line.
+    # The path as sent: a decoded path could contain the end of a line.
     path = scope["raw_path"].decode("ascii", "replace")[:_LOGGED_CHARACTERS]
     log.log(
         logging.DEBUG if quiet else logging.INFO,
@@ -261,7 +261,7 @@ def _log_request(scope: Scope, status: int, seconds: float) -> None:
 
 
 class ApiKeyMiddleware:
-    """Rejects requests without a valid key, if the server has keys; `client_of` has the key."""
+    """Rejects requests without a valid key, if the server has keys; `client_of` reads the key."""
 
     def __init__(
         self, app: ASGIApp, settings: Settings, public: Collection[str], on_error: OnError
@@ -273,7 +273,7 @@ class ApiKeyMiddleware:
         self._behind_router = settings.behind_router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
+        """Forward a request to the application, or reject it."""
         if self._keys and scope["type"] == "http" and scope["path"] not in self._public:
             headers = Headers(scope=scope)
             scheme, _, bearer = headers.get("authorization", "").partition(" ")
@@ -290,14 +290,14 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
     def _number(self, keys: Iterable[bytes]) -> int | None:
-        """The number of the first valid key, from 0; None if there is none."""
+        """Return the number of the first valid key, from 0, or None without one."""
         # Compare with all keys, each in constant time, so that timing reveals nothing.
         valid = [hmac.compare_digest(key, one) for one in keys for key in self._keys]
         return valid.index(True) % len(self._keys) if any(valid) else None
 
 
 def client_of(scope: Scope) -> int:
-    """The number of a request's API key: who may read what it stores. 0 without keys."""
+    """Return the number of a request's API key, for access to stored data. 0 without keys."""
     client: int = scope.get("state", {}).get("client", 0)
     return client
 
@@ -317,7 +317,7 @@ _WRONG_KEY = _unauthorised("the API key is not valid")
 
 
 def host_of(header: str) -> str:
-    """The lower-case name in a Host header, without the port."""
+    """Return the lower-case name in a Host header, without the port."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()

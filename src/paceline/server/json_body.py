@@ -1,6 +1,6 @@
-"""Bodies as JSON: how they are parsed, and the parts that many have, such as functions.
+"""JSON bodies: the parser, and parts that many bodies share, such as functions.
 
-Invariants: an unknown field is ignored, `null` means absent, 5.0 is 5, and the error for a wrong
+Invariants: an unknown field is ignored, `null` means absent, 5.0 is 5, and an error for an invalid
 value names its field.
 """
 
@@ -39,24 +39,24 @@ class Body(BaseModel):
 
 
 def _whole(value: Any) -> Any:
-    """Return 5 for 5.0, which are the same number in JSON."""
+    """Return 5 for 5.0: they are the same number in JSON."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def type_tag(value: Any, missing: str = "") -> str | None:
-    """For a Discriminator: the field `type` in capitals, which `_path` leaves out."""
+    """Return the field `type` in capitals, which `_path` omits, for a Discriminator."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     kind = kind or missing
     return kind.upper() if isinstance(kind, str) else None
 
 
 def invalid(message: str) -> PydanticCustomError:
-    """The error for a validator to raise; its message follows the field's name."""
+    """Return an error for a validator to raise; its message follows the field's name."""
     return PydanticCustomError("invalid", message)
 
 
 def _joined(value: Any) -> Any:
-    """The text of a list of parts."""
+    """Return the text of a list of parts."""
     try:
         return text_of(value) if isinstance(value, list) else value
     except InvalidRequest as error:
@@ -83,17 +83,17 @@ _MARKS = {
     b"\xff\xfe": "it is UTF-16; send UTF-8",
     b"\xfe\xff": "it is UTF-16; send UTF-8",
 }
-"""How a body begins that is something else -> what to say of it."""
+"""First bytes of a body that is not JSON -> the reason in the error."""
 
 _Parsed = TypeVar("_Parsed", bound=Body)
 
 
 def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
-    """The body of a request. Raises ApiError, which names the first wrong value."""
+    """Parse the body of a request. Raises ApiError, which names the first invalid value."""
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        with suppress(ValueError, RecursionError):  # Python's parser allows what is named there
+        with suppress(ValueError, RecursionError):  # Python's parser allows the values named there
             _check_unicode(json.loads(body.decode("utf-8", "surrogatepass")))
         reason = next((what for mark, what in _MARKS.items() if body.startswith(mark)), error)
         raise ApiError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
@@ -126,7 +126,7 @@ def _check_unicode(value: Any, path: str = "") -> None:
 
 
 def _path(data: Any, steps: tuple[int | str, ...]) -> str:
-    """`messages[0].content`, without pydantic's names of the union members that it tried."""
+    """Return a path, such as `messages[0].content`, without pydantic's names of union members."""
     path = ""
     for step in steps:
         if isinstance(step, int):
@@ -177,7 +177,7 @@ class OtherTool(Body):
 
     @property
     def about(self) -> str:
-        """Its type and name."""
+        """The tool's type and name."""
         return f"{self.type} {self.name or ''}".strip()[:80]
 
 

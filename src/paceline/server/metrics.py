@@ -1,10 +1,10 @@
-"""What answers cost: fields of their responses, and GET /metrics in Prometheus' text format.
+"""Usage and timing of answers: fields of their responses, and GET /metrics for Prometheus.
 
 A response has OpenAI's usage, llama.cpp's timings and vLLM's speculation metrics. Invariants:
-counts are consistent, as their readers check: the sums of a histogram's steps, accepted and draft
-tokens equal the fields beside it; and counters of answers are sums of those fields, to the token.
-An answer that is cut counts in `requests_cut` and `cut_tokens` alone; the engine's counters include
-it. Its request counts as failed, too: `client_gone`, `request_timeout` or `draining`.
+counts are consistent, as their readers check: a histogram's steps, accepted and draft tokens add up
+to the corresponding fields; and counters of answers are exact sums of those fields. A cut answer
+counts only in `requests_cut` and `cut_tokens`; the engine's counters include it. Its request also
+counts as failed: `client_gone`, `request_timeout` or `draining`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ _LABELS = {
     "accepted_tokens_per_position": ("position",),
     **dict.fromkeys(("drafter_draft_tokens", "drafter_accepted_tokens"), ("drafter",)),
 }
-"""Counters of several values -> the label that distinguishes them."""
+"""Counters with several values -> the label that distinguishes them."""
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "Time to first token (TTFT), in seconds",
@@ -85,7 +85,7 @@ _HISTOGRAMS = {
 class Metrics(Collector):
     """The metrics of one served model, for the event loop's thread alone.
 
-    Counters of the engine's thread may be one call ahead of those of the answers.
+    Counters of the engine's thread may be one forward pass ahead of those of the answers.
     """
 
     def __init__(self, scheduler: Scheduler, name: str, fingerprint: str) -> None:
@@ -151,7 +151,7 @@ class Metrics(Collector):
         return [Route(prefix + "/metrics", metrics, methods=["GET"]) for prefix in ("/v1", "")]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current load and the engine's work, also for clients that left.
+        """Yield the current load and the engine's work, including that for clients that left.
 
         The Prometheus client calls it.
         """
@@ -224,10 +224,10 @@ def _labelled(name: str, text: str, label: str, values: Mapping[str, int]) -> Me
 def usage(
     prompts: Sequence[int], answers: Sequence[Answer], *, predicted: bool = False
 ) -> dict[str, Any]:
-    """OpenAI's usage of answers, which may be unfinished.
+    """Return OpenAI's usage of answers, which may be unfinished.
 
-    `prompts` are counts of tokens, each counted once for all answers to it; the answers are in the
-    order of the prompts, the same number for each.
+    `prompts` are token counts, each counted once for all answers to the prompt; the answers are in
+    the order of the prompts, the same number for each.
     """
     per_prompt = len(answers) // len(prompts)
     results = [answer.result for answer in answers]
@@ -253,9 +253,9 @@ def usage(
 
 
 def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, Any]:
-    """Fields at the root of a response, or of a stream's last chunk, once the answers have ended.
+    """Return fields for the root of a response, or a stream's last chunk, once the answers ended.
 
-    With several answers they are null: their times overlap. With `steps` each step is listed.
+    With several answers they are null: their times overlap. With `steps`, each step is listed.
     """
     if len(answers) != 1:
         return {"timings": None, "metrics": None, "speculation": None, "settings": None}
@@ -280,7 +280,7 @@ def telemetry(answers: Sequence[Answer], *, steps: bool = False) -> dict[str, An
 
 
 def timings(answer: Answer) -> dict[str, Any]:
-    """llama.cpp's timings, in milliseconds; without drafts the draft fields are absent."""
+    """Return llama.cpp's timings, in milliseconds; without drafts the draft fields are absent."""
     stats = answer.done.stats
     computed = answer.done.prompt_tokens - stats.cached_tokens
     prompt_ms, predicted_ms = 1e3 * stats.prefill_seconds, 1e3 * stats.decode_seconds
@@ -300,7 +300,7 @@ def timings(answer: Answer) -> dict[str, Any]:
 
 
 def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, Any]:
-    """Metrics, in vLLM's form, of the steps that had a draft."""
+    """Return metrics, in vLLM's format, of the steps that had a draft."""
     verified = [step for step in answer.steps if step[0]]
     all_drafted, all_accepted = [drafted for drafted, _ in verified], [kept for _, kept in verified]
     drafted, accepted, longest = sum(all_drafted), sum(all_accepted), max(all_drafted, default=0)
@@ -325,7 +325,7 @@ def speculative_decoding(answer: Answer, *, steps: bool = False) -> dict[str, An
 
 
 def _histogram(values: Sequence[int], largest: int) -> list[int]:
-    """Counts of the values 0, 1, ... `largest`."""
+    """Return counts of the values 0, 1, ... `largest`."""
     return [sum(value == number for value in values) for number in range(largest + 1)]
 
 

@@ -1,11 +1,11 @@
 """Requests from a file, without a socket: `paceline batch`.
 
-A line is a request in the format of OpenAI's Batch API, which goes to the server's own endpoint, or
-a prompt with options of `Model.generate`. So checks, errors and responses are those of the server
+A line is a request in the format of OpenAI's Batch API, which uses the server's own endpoint, or a
+prompt with options of `Model.generate`. So checks, errors and responses match those of the server
 and of Python.
 
 Invariant: the `id` of a response depends on its line, the model and the options. A file of
-responses can only be continued by the run that began it.
+responses can only be continued by the run that started it.
 """
 
 import asyncio
@@ -49,18 +49,18 @@ _JSON = {"content-type": "application/json"}
 _FIELDS = ("custom_id", "method", "url", "body")
 
 _RUNNING = 64
-"""Requests that run together where they share forward passes."""
+"""Requests that run concurrently if they share forward passes."""
 
 _RUNNING_UNSHARED = 2
-"""Else one runs, while the next prompt is encoded."""
+"""Otherwise one runs, while the next prompt is encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A request of a file."""
+    """A request in a file."""
 
     number: int
-    """From 1."""
+    """Line number, from 1."""
     custom_id: str
     url: str | None
     """The endpoint; None for a prompt with options."""
@@ -78,13 +78,13 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The prompt as text, to sort lines: equal beginnings come together."""
+        """The prompt as text, to sort lines: equal prefixes become neighbors."""
         names = ("messages", "instructions", "prompt", "input")
         return json.dumps([self.url, *(self.body.get(name) for name in names)], ensure_ascii=False)
 
 
 def line_of(number: int, value: Any) -> Line:
-    """Return the request in a JSON value of a file. Raises InvalidRequest, also if it is one."""
+    """Return the request in a JSON value of a file. Raises InvalidRequest; a value may be one."""
     if isinstance(value, InvalidRequest):
         raise value
     if not isinstance(value, dict):
@@ -116,7 +116,7 @@ class Offline:
     """A model that answers lines with the server's endpoints. Use it in one event loop."""
 
     def __init__(self, model: Model, settings: Settings, defaults: Options) -> None:
-        """Start the model's scheduler; `defaults` are options of lines that lack them."""
+        """Start the model's scheduler; `defaults` are options for lines that lack them."""
         self._model, self._defaults = model, defaults
         shares = model.engine.shares_calls
         self._at_once = _RUNNING if shares else _RUNNING_UNSHARED
@@ -143,7 +143,7 @@ class Offline:
 
     @property
     def machine(self) -> str:
-        """The kind of this machine: its processor, and the library that computes."""
+        """The kind of machine: its CPU, and the library that computes."""
         about = self._model.engine.describe()
         return ", ".join(about[name] for name in ("processor", "library") if name in about)
 
@@ -152,7 +152,7 @@ class Offline:
         return response_id(line, self._defaults, self.identity)
 
     def faults(self, lines: Sequence[Line]) -> list[str | None]:
-        """Return why each line would be refused, or None; grammars are not compiled."""
+        """Return why each line would be rejected, or None; grammars are not compiled."""
         return [self._fault(line) for line in lines]
 
     def _fault(self, line: Line) -> str | None:
@@ -175,9 +175,9 @@ class Offline:
         return refusal_of(line, self.id_of(line), fault)
 
     async def responses(self, lines: Sequence[Line]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the response of each line when it is complete, in OpenAI's format.
+        """Yield each line's response when it is complete, in OpenAI's format.
 
-        Lines whose prompts begin alike run one after another, and share their beginning's KV.
+        Lines whose prompts share a prefix run one after another, and share its KV.
         """
         waiting = iter(sorted(lines, key=lambda line: line.text))
         running = set[asyncio.Task[dict[str, Any]]]()

@@ -1,6 +1,6 @@
-"""From a body to a prompt: a chat through the model's template, text and token ids as they are.
+"""Converts a body to a prompt: renders chats with the model's template; other text is unchanged.
 
-A chat's messages and tools are in OpenAI's form; `runtime/prompt.py` fits them to the template.
+A chat's messages and tools are in OpenAI's format; `runtime/prompt.py` fits them to the template.
 """
 
 import re
@@ -30,11 +30,11 @@ from paceline.server.settings import Settings
 from paceline.tools.forms import ToolForm, tool_form
 
 _SAMPLED_CHARACTERS = 16
-"""Characters of a long text, for each token of the context, that are tokenized to see whether it
-may fit."""
+"""Characters per context token of a long text that are tokenized to estimate whether it
+fits."""
 
 _OPENING = 32
-"""Tokens at a prompt's end that may have the mark that opens a thought."""
+"""Tokens at a prompt's end that may contain the opening tag of reasoning."""
 
 _EFFORT = "reasoning_effort"
 """Template variable of a request's reasoning effort."""
@@ -44,9 +44,9 @@ class Prompts:
     """The prompts of one model. Thread-safe."""
 
     def __init__(self, model: Model, name: str, settings: Settings, max_length: int) -> None:
-        """Prepare; `name` is the model's in the API, `max_length` of prompt and answer together.
+        """Prepare; `name` is the model's API name, `max_length` limits prompt and answer together.
 
-        Raises InvalidRequest if the chat template cannot do what the setting `think` says.
+        Raises InvalidRequest if the chat template does not support the value of `think`.
         """
         self._model, self.files, self._name = model, model.files, name
         self._max_length = max_length
@@ -58,20 +58,20 @@ class Prompts:
 
     @cached_property
     def tool_form(self) -> ToolForm | None:
-        """How the model writes tool calls; None: in no known form, so that they remain text."""
+        """The model's tool call format; None if unknown, so that calls remain text."""
         return tool_form(self.files.chat_template)
 
     def tokens(self, prompt: str | list[int], field: str = "prompt") -> list[int]:
-        """Token ids of a prompt without the chat template; `field` is the body's, for ApiError."""
+        """Return a prompt's token ids without the chat template; an ApiError names `field`."""
         if isinstance(prompt, str):
             self.check_length(prompt)
-        elif len(prompt) > self._max_length:  # not worth checking
+        elif len(prompt) > self._max_length:  # too long to check
             raise prompt_too_long(len(prompt), self._max_length)
         with _of_field(field):
             return self._fitting(self._model.tokens(prompt, raw=True))
 
     def chat_tokens(self, text: str) -> list[int]:
-        """Token ids of a chat that the template rendered. Raises ApiError if it is too long."""
+        """Return the token ids of a rendered chat. Raises ApiError if it is too long."""
         if not text:
             raise ApiError("the prompt is empty; expected a message with text", param="messages")
         self.check_length(text)
@@ -84,7 +84,7 @@ class Prompts:
             raise prompt_too_long(min_length, self._max_length, at_least=True)
 
     def infill_tokens(self, prompt: str | list[int], suffix: str) -> list[int]:
-        """Token ids of a prompt that asks for the text between `prompt` and `suffix`."""
+        """Return the token ids of a prompt for the text between `prompt` and `suffix`."""
         prefix = self.tokens(prompt)
         if self.infill is None:
             raise ApiError(
@@ -100,7 +100,7 @@ class Prompts:
         raise prompt_too_long(min_length, self._max_length, at_least=True)
 
     def continued(self, prompt: Sequence[int], count: int) -> ReasoningMarks:
-        """How to read on in an answer to a chat, whose tokens so far are the last of a prompt."""
+        """Return the tags to continue a chat answer: the last `count` tokens of a prompt."""
         chat, answer = prompt[:-count], tuple(prompt[-count:])
         thinking = self.files.thinking
         form = thinking.form
@@ -111,7 +111,7 @@ class Prompts:
         return reasoning_marks(thinking, inside=inside, continued=answer)
 
     def min_tokens(self, text: str) -> int:
-        """A lower bound of a text's tokens, from tokenizing at most its beginning."""
+        """Return a lower bound of a text's tokens, from tokenizing at most its beginning."""
         sampled = _SAMPLED_CHARACTERS * self._max_length
         if len(text) > 2 * sampled:
             # The cut may be inside a word: the tokens there may merge with later text, but never
@@ -122,9 +122,9 @@ class Prompts:
         return self.token_bytes.min_tokens(text)
 
     def chat(self, body: ChatBody) -> RenderedChat:
-        """The text of a chat with the prompt for an answer, and the form of the answer's thoughts.
+        """Return a chat's text with the prompt for an answer, and the answer's reasoning format.
 
-        Raises ApiError or InvalidRequest if the chat template cannot do what the body asks.
+        Raises ApiError or InvalidRequest if the chat template does not support the body's options.
         """
         messages, tools, begun = self.template_chat(
             body.messages, body.tools if body.calling else []
@@ -149,14 +149,14 @@ class Prompts:
             if not (found := re.match(r"messages\[(\d+)\]", message := str(error))):
                 raise
             place = "messages"
-            if len(messages) == len(body.messages):  # else tools or calls became messages
+            if len(messages) == len(body.messages):  # otherwise tools or calls became messages
                 place = body.messages[int(found[1])].place or found[0]
             raise ApiError(place + message[found.end() :], param=place) from None
 
     def template_chat(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> TemplateChat:
-        """Messages and tools as the chat template reads them. Raises InvalidRequest."""
+        """Fit messages and tools to the chat template. Raises InvalidRequest."""
         return template_chat(
             self.files,
             [message.model_dump(exclude_none=True) for message in messages],
@@ -173,12 +173,12 @@ class Prompts:
         variables: Mapping[str, Any] | None = None,
         begun: bool = False,
     ) -> RenderedChat:
-        """The text of a chat, and the form of the answer's thoughts.
+        """Return a chat's text, and the answer's reasoning format.
 
-        With `generate` the text ends with the prompt for an answer, or inside a `begun` one.
+        With `generate`, the text ends with the prompt for an answer, or inside a `begun` one.
         Without a reasoning effort among the variables, those of the setting `think` are added.
-        Raises InvalidRequest if the template rejects the messages, and ApiError if there is none,
-        or it fails.
+        Raises InvalidRequest if the template rejects the messages, and ApiError if it is missing or
+        fails.
         """
         variables = dict(variables or {})
         if _EFFORT not in variables:
@@ -195,7 +195,7 @@ class Prompts:
             raise ApiError(f"{reason}; use /v1/completions", param="messages") from error
 
     def _fitting(self, tokens: list[int]) -> list[int]:
-        """The tokens, if an answer fits beside them."""
+        """Return the tokens, if there is room for an answer."""
         if len(tokens) >= self._max_length:
             raise prompt_too_long(len(tokens), self._max_length)
         return tokens
@@ -203,7 +203,7 @@ class Prompts:
 
 @contextmanager
 def _of_field(field: str) -> Iterator[None]:
-    """Turn an InvalidRequest of the body into an ApiError that names the request's field."""
+    """Convert an InvalidRequest of the body to an ApiError that names the request's field."""
     try:
         yield
     except InvalidRequest as error:

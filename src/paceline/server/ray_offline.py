@@ -1,7 +1,7 @@
 """`paceline batch --ray`: the model in an actor on each machine of a Ray cluster.
 
-Invariant: an actor or a node that dies loses no line. Its lines go to another actor, which takes
-its place as soon as the cluster has room.
+Invariant: an actor or a node that dies loses no line. Another actor takes over its lines, and
+a replacement starts as soon as the cluster has room.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from paceline.server.offline import Line, Offline, refusal_of, response_id
 from paceline.server.settings import Settings
 
 _LINES = 16
-"""Lines that an actor gets at a time."""
+"""Maximum lines in an actor's batch."""
 
 _MAX_FAILURES = 5
-"""Actors that may die in a row."""
+"""Maximum consecutive actor failures."""
 
 
 class Worker:
-    """A loaded model in a process of its own."""
+    """A loaded model in its own process."""
 
     def __init__(self, load: Callable[[], Any], settings: Settings, options: Options) -> None:
         """Load the model; `load` takes no arguments."""
@@ -41,7 +41,7 @@ class Worker:
 
 
 class RayOffline:
-    """Does as `Offline`, with an actor on each machine."""
+    """Works like `Offline`, with one actor per machine."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class RayOffline:
         settings: Settings,
         options: Options,
     ) -> None:
-        """Connect to a cluster, or start one here if `address` is `local`; wait for one model.
+        """Connect to a cluster, or start a local one if `address` is `local`; wait for one model.
 
-        `cpus` are those of an actor; None: all of the smallest machine. Raises MissingExtra without
-        Ray, and ModelError if no actor can be started.
+        `cpus` is the number per actor; None: all CPUs of the smallest machine. Raises MissingExtra
+        without Ray, and ModelError if no actor can be started.
         """
         try:
             import ray
@@ -92,7 +92,7 @@ class RayOffline:
         return response_id(line, self._defaults, self._identity)
 
     def faults(self, lines: Sequence[Line]) -> list[str | None]:
-        """Return why each line would be refused, or None."""
+        """Return why each line would be rejected, or None."""
         found: list[str | None] = self._ray.get(self._workers[0].faults.remote(lines))
         return found
 
@@ -112,7 +112,7 @@ class RayOffline:
             running[asyncio.wrap_future(reference.future())] = worker, group
 
         for worker in self._workers:
-            ask(worker, [])  # which has an answer when its model is loaded
+            ask(worker, [])  # answered once its model is loaded
         failures = 0
         while groups or any(group for _, group in running.values()):
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

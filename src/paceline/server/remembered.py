@@ -1,8 +1,8 @@
-"""Messages and items that clients keep from other models, made readable for a model of text.
+"""Makes messages and items that clients keep from other models readable for a text model.
 
 JSON in, JSON out, for all APIs. Calls and results of tools that another server ran become function
 calls and results. An image, a file or an unknown part becomes a marker in its place. Invariant:
-only parts of the user's own message, which the request answers, are refused.
+only parts of the user's own message, which the request answers, are rejected.
 """
 
 import json
@@ -14,16 +14,16 @@ from paceline.runtime.prompt import TEXTS
 from paceline.server.errors import ApiError
 
 _ITEMS = ("", "message", "function_call", "reasoning", "item_reference")
-"""Types of items that stay as they are."""
+"""Types of items that remain unchanged."""
 
 _ARGUMENTS = (
     *("arguments", "input", "action", "actions", "operation", "code", "queries"),
     "revised_prompt",
 )
-"""Fields with the arguments of an item's call; the first one counts."""
+"""Fields with the arguments of an item's call; the first present field counts."""
 
 _RESULTS = ("output", "outputs", "result", "results", "tools", "error", "status")
-"""Fields with the result of an item's call; the first one counts."""
+"""Fields with the result of an item's call; the first present field counts."""
 
 _MEDIA = re.compile(r"image|audio|video|document|screenshot|upload|^(input_)?file$|^search_result$")
 """Matches types of parts without text, and of those that contain text parts."""
@@ -51,11 +51,11 @@ class Reader:
         ]
         markers = {entry.partition(": ")[0] for entry in self.ignored}
         while len(read) > 1 and f"{field}[{len(read) - 1}]" in markers:
-            read.pop()  # it is not for the answer to continue
+            read.pop()  # not for the answer to continue
         return read
 
     def turn(self, turn: Any, where: str, *, own: bool = False) -> Any:
-        """Return a readable message or item; parts of the user's `own` message may be refused."""
+        """Return a readable message or item; parts of the user's `own` message may be rejected."""
         if isinstance(turn, dict) and ("role" not in turn or _kind(turn) == "additional_tools"):
             return self._item(turn, where)
         if not isinstance(turn, dict) or not isinstance(content := turn.get("content"), list):
@@ -67,7 +67,7 @@ class Reader:
         return {**turn, "content": parts}
 
     def _item(self, item: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-        """Return an item as a function's call or result, or as a marker."""
+        """Return an item as a function call or result, or as a marker."""
         kind, call_id = _kind(item), str(item.get("call_id") or item.get("id") or where)
         name, result = _first(_ARGUMENTS, item), _first(_RESULTS, item)
         tools = item.get("tools") if kind in ("additional_tools", "tool_search_output") else None
@@ -78,7 +78,7 @@ class Reader:
             self._called.add(call_id)
         if kind in _ITEMS or kind == "additional_tools":
             return item if kind in _ITEMS else {"type": "reasoning"}  # without text: nothing
-        ours = kind in ("function_call_output", "custom_tool_call_output")  # of stored calls, too
+        ours = kind in ("function_call_output", "custom_tool_call_output")  # also of stored calls
         if ours or (kind.endswith("_output") and call_id in self._called):
             place = f"{where}.{result or 'output'}"
             output = self._text(item[result], place) if result else self._omitted(kind, place)
@@ -95,7 +95,7 @@ class Reader:
             "namespace": item.get("namespace") or item.get("server_label"),
             "arguments": arguments,
         }
-        if not item.get("call_id"):  # a server ran it, whose result is in the item, if anywhere
+        if not item.get("call_id"):  # a server ran it; the item may have its result
             if result in ("", "status") or _MEDIA.search(kind):
                 call["output"] = self._omitted(f"result of {kind}", f"{where}.output")
             else:
@@ -107,7 +107,7 @@ class Reader:
         if kind in self._known or not kind:
             return part
         if self._blocks and kind == "redacted_thinking":
-            return {"type": "thinking"}  # another server has encrypted it
+            return {"type": "thinking"}  # encrypted by another server
         if self._blocks and kind.endswith("tool_use"):
             return {**part, "type": "tool_use"}
         if self._blocks and kind.endswith("tool_result"):
@@ -126,7 +126,7 @@ class Reader:
             about = [line for line in (part.get("title"), source) if isinstance(line, str)]
             return "\n".join([*about, self._text(content, inside, own=own)])
         if own:
-            # As Anthropic's paths are: Claude Code then sends the message again without the part.
+            # In the format of Anthropic's paths: Claude Code then resends the message without it.
             raise ApiError(f"{where}.{_kind(part)[:80]}: this model reads text", param=where)
         return self._omitted(_kind(part), where)
 
@@ -160,7 +160,7 @@ class Reader:
 
 
 def _own_place(turns: list[Any]) -> int:
-    """Return the place of the user's message that is to be answered; -1: it is a tool's result."""
+    """Return the index of the user's message to answer, or -1 if it is a tool's result."""
     for place in reversed(range(len(turns))):
         turn = turns[place] if isinstance(turns[place], dict) else {}
         content = turn.get("content")

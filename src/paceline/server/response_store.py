@@ -1,7 +1,7 @@
-"""Responses that a later request continues, in memory: the least recently used are forgotten.
+"""Responses that a later request continues, in memory, evicted by least recent use.
 
-Independent of the model. Invariants: the stored responses take about `_MAX_BYTES` at most; and a
-client sees only what was stored with its own API key.
+Independent of the model. Invariants: the stored responses take at most about `_MAX_BYTES`; and a
+client can read only responses stored with its own API key.
 """
 
 import sys
@@ -20,10 +20,10 @@ from paceline.server.http import client_of, to_json
 
 _MAX_RESPONSES = 1000
 _MAX_BYTES = 64 * 2**20
-"""Of all stored conversations; texts that several share count for each."""
+"""Limit for all stored conversations; texts that several share count for each."""
 
 _MESSAGE_BYTES = 2000
-"""Memory of a message besides its texts."""
+"""Memory of a message without its texts."""
 
 
 class StoredResponse(NamedTuple):
@@ -31,7 +31,7 @@ class StoredResponse(NamedTuple):
     messages: tuple[Message, ...]
     """The conversation, with the answer and without instructions."""
     size: int
-    """Memory in bytes, about."""
+    """Approximate memory in bytes."""
 
 
 class ResponseStore:
@@ -43,7 +43,7 @@ class ResponseStore:
         self._lock = Lock()
 
     def add(self, client: int, response: dict[str, Any], messages: Sequence[Message]) -> None:
-        """Store a response; the least recently used ones may be forgotten for it."""
+        """Store a response; the least recently used ones may be evicted for it."""
         size = len(to_json(response)) + sum(map(_size, messages))
         stored = StoredResponse(response, tuple(messages), size)
         with self._lock:
@@ -54,7 +54,7 @@ class ResponseStore:
                 self._size -= old.size
 
     def messages(self, client: int, name: str) -> tuple[Message, ...]:
-        """The conversation of a response. Raises ApiError if it is not stored."""
+        """Return the conversation of a response. Raises ApiError if it is not stored."""
         with self._lock:
             stored = self._stored.get((client, name))
             if stored is None:
@@ -78,18 +78,18 @@ class ResponseStore:
         return items[0] if items else None
 
     async def get(self, request: Request) -> Response:
-        """Reply with a stored response. Raises ApiError if there is none."""
+        """Reply with a stored response. Raises ApiError without one."""
         name = request.path_params["response_id"]
         return JSONResponse(self.response(client_of(request.scope), name))
 
     async def delete(self, request: Request) -> Response:
-        """Forget a stored response. Raises ApiError if there is none."""
+        """Delete a stored response. Raises ApiError without one."""
         name = request.path_params["response_id"]
         self.response(client_of(request.scope), name, delete=True)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     def response(self, client: int, name: str, *, delete: bool = False) -> dict[str, Any]:
-        """A response, which is forgotten with `delete`. Raises ApiError if it is not stored."""
+        """Return a response; `delete` removes it. Raises ApiError if it is not stored."""
         with self._lock:
             stored = self._stored.get((client, name))
             if stored is None:

@@ -1,8 +1,8 @@
-"""One model's server, from start to shutdown, and what serves an ASGI application at an address.
+"""One model's server, from start to shutdown; serves an ASGI application at an address.
 
 Invariants: the address is bound once, before anything is loaded for it; every accepted request gets
 its answer or an error. At shutdown the server accepts nothing new, lets requests run for the grace
-period, and ends the rest with an error; then connections are closed.
+period, and ends the rest with an error; then it closes the connections.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ from paceline.storage.text import visible
 from paceline.system.machine import allow_open_files, stop_signals
 
 CONTEXTS = 4
-"""Full contexts in the KV cache without `--cache-tokens`. Requests and the prefix cache take blocks
-as they grow, and memory is allocated as blocks are used."""
+"""Full contexts in the KV cache without `--cache-tokens`. Requests and the prefix cache allocate
+blocks as they grow, and memory is allocated as blocks are used."""
 
 _BACKLOG = 1024
-"""Connections that wait to be accepted, which take no descriptor. Beyond it the system drops a
-client's attempt, and the next one comes after a second."""
+"""Connections that wait to be accepted, which use no descriptor. Beyond this number, the system
+drops a connection attempt, and the client retries after a second."""
 
 _FLUSH_SECONDS = 2
 """Time for clients to read the rest after all answers have ended."""
 
 _LAST_SECONDS = 5
-"""Time after the grace period in which a process ends by itself."""
+"""Time after the grace period until a process ends, whatever hangs."""
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -61,12 +61,12 @@ class HttpServer(ABC):
 
     app: ASGIApp
     name: str
-    """What it serves, in the line with its URL."""
+    """The served model or models, in the line with the URL."""
     descriptors = 1
-    """File descriptors that a request takes."""
+    """File descriptors per request."""
 
     def __init__(self, settings: Settings) -> None:
-        """Bind the address; raises as `bound` does."""
+        """Bind the address; raise as `bound` does."""
         host = settings.host
         if _is_local(host) and settings.hosts is None:
             settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
@@ -82,7 +82,7 @@ class HttpServer(ABC):
 
     @abstractmethod
     def close(self, grace: float) -> None:
-        """Accept nothing new, and end what still runs after `grace` seconds.
+        """Accept nothing new, and end running requests after `grace` seconds.
 
         Blocks, and is called from other threads.
         """
@@ -93,8 +93,8 @@ class HttpServer(ABC):
         """Serve until `stop` is called, or with `signals` until a signal.
 
         Args:
-            say: gets the line with the URL once the server listens.
-            signals: whether SIGTERM and SIGINT stop it; the process then ends soon after the grace
+            say: receives the line with the URL once the server listens.
+            signals: True if SIGTERM and SIGINT stop it; the process then ends soon after the grace
                 period, whatever hangs.
             quiet: False: write a line for each request to standard error.
         """
@@ -120,7 +120,7 @@ class HttpServer(ABC):
             timer.daemon = True
             timer.start()
             self._end_timers.append(timer)
-        if self._loop is None:  # it does not run yet, and will end at once
+        if self._loop is None:  # not running yet; it will end at once
             self._stop.set()
             return
         with suppress(RuntimeError):  # the loop has ended
@@ -173,7 +173,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _is_local(host: str) -> bool:
-    """Whether an address is reachable from this machine alone."""
+    """Return whether an address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -181,7 +181,7 @@ def _is_local(host: str) -> bool:
 
 
 def bound(settings: Settings) -> socket.socket:
-    """A socket that listens at the address of the settings.
+    """Open a socket that listens at the address of the settings.
 
     Raises InvalidRequest if other machines can reach it and it requires no API key, and
     PacelineError if it cannot listen there.
@@ -213,7 +213,7 @@ def _end_process() -> None:
 
 @contextmanager
 def request_log(*, quiet: bool) -> Generator[None, None, None]:
-    """Log to standard error while the body runs: warnings, and each request unless `quiet`."""
+    """Log to standard error in the context: warnings, and each request unless `quiet`."""
     log, all_logs = logging.getLogger("paceline.server"), logging.getLogger("paceline")
     handler = logging.StreamHandler()
     handler.setFormatter(_LogLine("%(asctime)s %(message)s", "%H:%M:%S"))
@@ -230,7 +230,7 @@ def request_log(*, quiet: bool) -> Generator[None, None, None]:
 
 
 class _LogLine(logging.Formatter):
-    """A record in one line, with the lines of a traceback indented: no client begins a line."""
+    """A record on one line, with indented traceback lines: no client text begins a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
         return visible(super().formatMessage(record), line=True).replace("\n", r"\n")
@@ -249,9 +249,9 @@ def serve(
     """Serve a model until SIGTERM or SIGINT; a second signal ends it at once.
 
     Args:
-        model: loaded, with the drafters that requests may ask for.
+        model: loaded, with the drafters that requests may name.
         settings: of the server.
-        say: gets the line with the URL once the server listens.
+        say: receives the line with the URL once the server listens.
         quiet: False: write a line for each request to standard error.
 
     Raises InvalidRequest and PacelineError as `bound` does, and for the setting `think`.
@@ -289,10 +289,10 @@ class Server(HttpServer):
 
 
 def end_with_input() -> None:
-    """Send this process SIGTERM when its input ends, as with the process that started it."""
+    """Send this process SIGTERM when its input ends, as when its parent process ends."""
 
     def wait() -> None:
-        # Not through `sys.stdin`: its lock, held at the end of the process, would abort it.
+        # `sys.stdin` does not work: its lock, held at the end of the process, would abort it.
         while os.read(sys.stdin.fileno(), 4096):
             pass
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""The served model, and how the body of a request becomes requests to the scheduler.
+"""The served model, and the conversion of bodies to scheduler requests.
 
-Independent of HTTP and of the form of a response. Invariants: no string of a client is used as a
-file name; short bodies wait neither for long ones nor for grammars.
+Independent of HTTP and of response formats. Invariants: no client string is used as a file name;
+short bodies wait neither for long ones nor for grammars.
 """
 
 import asyncio
@@ -47,33 +47,33 @@ from paceline.tools.forms import ToolForm
 _T = TypeVar("_T")
 
 _SAFE_DRAFTERS = ("suffix", "table", "prediction")
-"""Parts of a drafter that any request may name; `ngram` too, with options. None opens a file that
-the server was not started with."""
+"""Drafters that any request may name, as well as `ngram` with options. None of them opens a file
+that the server was not started with."""
 
 _TEMPERATURE = 1.0
 """OpenAI's default, if neither the request nor the registry nor the model has one."""
 
 _MAX_TOKENS = 16_384
-"""Of an answer without a limit: more than agents write at once, and an end to noise."""
+"""Token limit of an answer without one: more than agents write at once, and an end to noise."""
 
 _SHORT_BYTES = 16 * 1024
 
 _GRAMMARS = 256
-"""Those that are compiled already wait for none of the others."""
+"""Threads for grammars, enough that compiled ones never wait for others."""
 
 
 class Lane(Enum):
-    """Work that waits for its like alone; the value is the number of its threads."""
+    """A kind of work that waits only for its own kind; the value is the number of threads."""
 
     # One thread: tokenizing a megabyte of text takes 100 MB, which a thread keeps. With eight
-    # threads and such bodies the server grew by 720 MB for good.
+    # threads and such bodies the server permanently grew by 720 MB.
     LONG = "long", 1
     SHORT = "short", 1
     GRAMMAR = "grammar", _GRAMMARS
 
     @classmethod
     def of(cls, body: bytes) -> "Lane":
-        """The lane in which a body is parsed, and its prompt rendered and tokenized."""
+        """Return the lane that parses a body, and renders and tokenizes its prompt."""
         return cls.LONG if len(body) > _SHORT_BYTES else cls.SHORT
 
 
@@ -89,7 +89,7 @@ class Readers:
         self._numbers = itertools.count()
 
     async def run(self, lane: Lane, work: Callable[..., _T], *args: Any) -> _T:
-        """Run in a thread of a lane; what waits there is dropped with its caller.
+        """Run in a thread of a lane; waiting work is dropped with its caller.
 
         Raises Draining after `close`.
         """
@@ -102,7 +102,7 @@ class Readers:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds that the longest of the work in progress has taken so far."""
+        """Duration so far of the longest work in progress, in seconds."""
         now = monotonic()
         return now - min(self._started.copy().values(), default=now)
 
@@ -124,7 +124,7 @@ class Service:
     """One model for many clients. Its methods are thread-safe."""
 
     def __init__(self, model: Model, scheduler: Scheduler, settings: Settings) -> None:
-        """Serve a model by its scheduler; raises as `Prompts` does."""
+        """Serve a model with its scheduler; raise as `Prompts` does."""
         files = model.files
         self.model, self.scheduler = model, scheduler
         self.settings = settings
@@ -146,13 +146,13 @@ class Service:
         self.stored = ResponseStore()
 
     def close(self, grace: float) -> None:
-        """Accept nothing new; end what still runs after `grace` seconds. Blocks."""
+        """Accept nothing new; end running requests after `grace` seconds. Blocks."""
         self.scheduler.close(grace)
         self.readers.close()
 
     @staticmethod
     def now() -> int:
-        """The time for the field `created`: seconds since 1970."""
+        """Return the time for the field `created`: seconds since 1970."""
         return int(time.time())
 
     @property
@@ -161,18 +161,18 @@ class Service:
 
     @property
     def max_length(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """Maximum tokens of prompt and answer together."""
         return self.scheduler.admission.max_length
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError if a request names another model."""
+        """Raise ApiError if a request names a different model."""
         if name is not None and name not in (self.name, *self.settings.aliases):
             raise unknown_model(name, self.name)
 
     def prepare(self, body: ChatBody | CompletionBody | EmbeddingsBody) -> list[BatchRequest]:
-        """What the scheduler has to do for a body: `n` answers to each prompt, in their order.
+        """Return the scheduler's requests for a body: `n` answers to each prompt, in order.
 
-        Raises ApiError and InvalidRequest for what cannot be served.
+        Raises ApiError and InvalidRequest for unsupported requests.
         """
         self.check_model(body.model)
         match body:
@@ -185,7 +185,7 @@ class Service:
 
     @property
     def answer_form(self) -> ToolForm | None:
-        """The form of calls in an answer's text: signed if the mark is a token of the model."""
+        """The call format in an answer's text: signed if the tag is one of the model's tokens."""
         form = self.prompts.tool_form
         if form is None or self.grammars.token_of(form.mark) is None:
             return form
@@ -203,7 +203,7 @@ class Service:
                 raise ApiError("cannot be combined with tools", param="structured_outputs")
             answer = self._with_calls(answer, body, thoughts)
         elif not body.structured:
-            answer = answer._replace(thoughts=thoughts)  # a grammar has no place for them
+            answer = answer._replace(thoughts=thoughts)  # a grammar has no place for reasoning
         return self._requests(body, tokens, answer)
 
     def _completions(self, body: CompletionBody) -> list[BatchRequest]:
@@ -247,7 +247,7 @@ class Service:
     def _requests(
         self, body: ChatBody | CompletionBody, tokens: list[int], answer: "_Answer"
     ) -> list[BatchRequest]:
-        """The `n` requests for answers to one prompt."""
+        """Return the `n` requests for answers to one prompt."""
         constraint = answer.constraint or _constraint(body)
         if constraint is not None and body.ignore_eos:
             raise ApiError(
@@ -264,7 +264,7 @@ class Service:
             **self.limit,
             **({} if limit is None else {"max_tokens": None if limit < 0 else max(limit, 1)}),
         }
-        # A salt divides clients: speed may not show what another one was answered.
+        # A salt separates clients: speed must not reveal the answers to others.
         private = bool(body.cache_salt) or limit == 0
         first = self.model._request(cast("Options", options), self.defaults, private=private)
         first = replace(first, thoughts=answer.thoughts, shown=answer.shown)
@@ -287,9 +287,9 @@ class Service:
     def _with_calls(
         self, answer: "_Answer", body: ChatBody, thoughts: ReasoningMarks | None
     ) -> "_Answer":
-        """An answer that may call functions after thoughts."""
+        """Return an answer that may call functions after reasoning."""
         form, choice = self.prompts.tool_form, body.tool_choice
-        assert not isinstance(choice, AllowedTools)  # the body has replaced it by its mode
+        assert not isinstance(choice, AllowedTools)  # the body has replaced it with its mode
         named = choice.function.name if isinstance(choice, NamedTool) else choice
         if form is None:
             if named == "auto":
@@ -337,7 +337,7 @@ class Service:
         }
 
     def _drafter(self, drafter: str | None) -> str:
-        """The drafter that a request names. Raises ApiError if it may not."""
+        """Return the drafter that a request names. Raises ApiError if it may not."""
         if drafter is None or drafter == self.settings.drafter:
             return self.settings.drafter
         if drafter in ("none", "auto"):
@@ -353,7 +353,7 @@ class Service:
 
 
 class _Answer(NamedTuple):
-    """What a kind of body says of its answers, in addition to the fields that all bodies have."""
+    """Answer settings of one kind of body, in addition to the fields that all bodies have."""
 
     logprobs: int | None = None
     prompt_logprobs: bool = False
@@ -369,7 +369,7 @@ def _is_text(form: ResponseFormat | None) -> bool:
 
 
 def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None:
-    """Compiles the constraint of a request's answers; None: they have none."""
+    """Return a function that compiles the constraint of a request, or None without one."""
     form, outputs = body.response_format, body.structured_outputs
     if outputs is not None and not _is_text(form):
         raise ApiError("cannot be combined with structured_outputs", param="response_format")

@@ -1,4 +1,4 @@
-"""Settings of a server: one frozen object, made where the server is started; and its API keys.
+"""Server settings: one frozen object, made where the server is started; and the API keys.
 
 Invariant: an empty key is an error, whatever its source. An unset shell variable must not start a
 server without keys.
@@ -30,50 +30,50 @@ class Settings:
     """Settings of the HTTP server. The defaults are for one person on one machine.
 
     Numbers are in the ranges of the command line's options. Raises InvalidRequest if a host or an
-    origin is not valid.
+    origin is invalid.
     """
 
     host: str = "127.0.0.1"
     """The address to listen at; one that other machines can reach requires an API key."""
     port: int = 0
-    """0 takes a free one."""
+    """0 selects a free one."""
     name: str | None = None
-    """The API's name of the model; None: as it was loaded, of a path the last part."""
+    """The model's name in the API; None: its name when loaded, or the last part of its path."""
     aliases: tuple[str, ...] = ()
     """Further names of the model."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """A request must have one of these; empty: none is required."""
+    """Valid keys; each request must have one. Empty: no key is required."""
     hosts: tuple[str, ...] | None = None
-    """Allowed values of the Host header, without a port; * is any. None: any, or this machine's
-    own names if only this machine can reach the server."""
+    """Allowed values of the Host header, without a port; * allows any. None: any, or the names of
+    this machine if only this machine can reach the server."""
     root_path: str = ""
-    """Path of the server behind a proxy, such as /m/x; requests may come with it or without."""
+    """Path of the server behind a proxy, such as /m/x; optional in requests."""
     behind_router: bool = False
-    """Whether only a router has the key, and names the client of each request."""
+    """True if only a router has the key, and names the client of each request."""
     anyone: bool = False
-    """Whether other machines may reach a server without keys."""
+    """True if other machines may reach a server without keys."""
     origins: tuple[str, ...] = ()
-    """Allowed origins (scheme://host:port) of web pages; * is any."""
+    """Allowed origins (scheme://host:port) of web pages; * allows any."""
     drafter: str = "auto"
     """Drafter of a request that names none."""
     policy: str = "auto"
     max_block: int | None = None
     think: bool | None = None
-    """Whether a model thinks in a chat that does not say; None: as its chat template has it."""
+    """Default for reasoning in a chat; None: the default of its chat template."""
     parse_special: bool = False
-    """Whether names of control tokens in messages become the tokens."""
+    """True if names of special tokens in messages become the tokens."""
     default_max_tokens: int | None = None
-    """Tokens of an answer to a chat without a limit; None: 16,384, or half the context if that is
+    """Token limit of a chat answer without one; None: 16,384, or half the context if that is
     less."""
     max_waiting: int = 256
-    """Requests in the queue."""
+    """Maximum requests in the queue."""
     max_running: int = 64
-    """Requests that run at once."""
+    """Maximum requests that run concurrently."""
     max_connections: int | None = None
-    """Connections at a time, as far as the limit on open files allows; None: 1024 beyond the
+    """Maximum connections, if the limit on open files allows; None: 1024 beyond the
     requests that may run and wait."""
     prompt_cache_bytes: int | None = None
-    """Limit of the KV of prompts on disk, of all models; None: none is kept there."""
+    """Limit of all models' prompt KV on disk; None disables the cache on disk."""
     body_bytes: int = 8 * 2**20
     """Size limit of a body."""
     header_seconds: float = 10.0
@@ -81,13 +81,13 @@ class Settings:
     body_seconds: float = 30.0
     """Time limit for a client to send a body."""
     reading_seconds: float = 300.0
-    """How long a client may read nothing of what is ready for it."""
+    """Time limit for a client that reads nothing of the data sent to it."""
     request_seconds: float | None = None
-    """Time limit of an answer, the queue included; None: no limit."""
+    """Time limit of an answer, including the queue; None: no limit."""
     keepalive_seconds: float = 15.0
-    """Idle time after which a stream gets a comment, so that proxies keep it open."""
+    """Idle time until a stream gets a comment, so that proxies keep it open."""
     grace_seconds: float = 30.0
-    """How long running answers may continue after the server was asked to stop."""
+    """Time that running answers may continue after the server was asked to stop."""
 
     def __post_init__(self) -> None:
         for host in self.hosts or ():
@@ -107,7 +107,7 @@ class Settings:
 
 
 def _is_host(text: str) -> bool:
-    """Whether a Host header without its port can be this."""
+    """Return whether the text can be a Host header without its port."""
     if text == "*" or _NAME.fullmatch(text):
         return True
     try:
@@ -120,9 +120,9 @@ def _is_host(text: str) -> bool:
 def api_keys(
     words: Sequence[str], file: Path | None, environment: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The keys of `--api-key` and `--api-key-file`; without them, of the environment.
+    """Return the keys of `--api-key` and `--api-key-file`, or else of the environment.
 
-    Raises InvalidRequest if a key is not valid, or the file cannot be read or has no key. The
+    Raises InvalidRequest if a key is invalid, or the file cannot be read or has no key. The
     message names the source, never the key.
     """
     keys = [_checked(key, "--api-key") for key in words]
@@ -134,7 +134,7 @@ def api_keys(
 
 
 def _fault(key: str) -> str | None:
-    """Why a key is not valid; None: it is valid."""
+    """Return why a key is invalid, or None if it is valid."""
     if not key.strip():
         return "is empty"
     if key != key.strip():
@@ -145,7 +145,7 @@ def _fault(key: str) -> str | None:
 
 
 def encode_keys(keys: Iterable[str]) -> list[bytes]:
-    """Keys as clients send them: UTF-8, or the shell's bytes if those are not UTF-8."""
+    """Return keys as clients send them: UTF-8, or the shell's bytes if those are not UTF-8."""
     return [key.encode("utf-8", "surrogateescape") for key in keys]
 
 
@@ -157,7 +157,7 @@ def _checked(key: str, source: str) -> str:
 
 
 def _from_file(path: Path) -> list[str]:
-    """Read one key a line; lines with # are comments, as in llama.cpp."""
+    """Read one key per line; lines with # are comments, as in llama.cpp."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)

@@ -1,8 +1,8 @@
-"""Answers on their way to a client: from events in the engine's thread to deltas of text.
+"""Converts events of the engine's thread to text deltas for a client.
 
 Independent of HTTP. Invariants: sent text is never taken back; a token is sent with its text or
 after it; tokens that are not part of the text (of a stop string, or the one that ended the answer)
-are not sent; and no request stays in the scheduler once its client is gone.
+are not sent; and no request stays in the scheduler once its client disconnects.
 
 The queue between the threads is unbounded because answers are bounded: a slow reader delays no
 other request.
@@ -26,13 +26,13 @@ from paceline.runtime.result import Result
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of one of the answers to a request."""
+    """The new text and tokens of one of the answers to a request."""
 
     index: int
     text: str = ""
-    """With a sign before marks that a token wrote (`decoding/text.py`), for the parser of calls."""
+    """Text with a sign before tags that a token wrote (`decoding/text.py`), for the call parser."""
     pieces: Sequence[Piece] = ()
-    """The tokens whose text is sent now."""
+    """The tokens whose text is now sent."""
     reasoning: str = ""
     finished: bool = False
 
@@ -43,18 +43,18 @@ class Answer:
     index: int = 0
     prefill_only: bool = False
     text: str = ""
-    """With signs, as `Delta.text`."""
+    """Text with signs, as in `Delta.text`."""
     reasoning: str = ""
-    """The model's thoughts, if they are separated from the answer."""
+    """The model's reasoning, if it is separated from the answer."""
     pieces: list[Piece] = field(default_factory=list)
     """The tokens that were sent."""
     steps: list[tuple[int, int]] = field(default_factory=list)
-    """Draft tokens of each step after the prompt, and how many were accepted."""
+    """Draft tokens of each step after the prompt, and the number accepted."""
     result: Result | None = None
-    """Once it has ended."""
+    """The result, once the answer has ended."""
     submitted: float = field(default_factory=perf_counter)
     _held: list[Piece] = field(default_factory=list)
-    _ahead: int = 0  # characters of held tokens that are sent
+    _ahead: int = 0  # characters of held tokens that were sent
     _reasoning_tokens: int = 0
     _started: bool = False
     _stopped: bool = False
@@ -67,12 +67,12 @@ class Answer:
 
     @property
     def whole(self) -> Delta:
-        """All of an answer that has ended."""
+        """All text and tokens of an answer that has ended."""
         return Delta(self.index, self.text, self.pieces, self.reasoning, finished=True)
 
     @property
     def tokens(self) -> int:
-        """How many were sent so far."""
+        """The number of tokens sent so far."""
         return len(self.pieces)
 
     @property
@@ -109,7 +109,7 @@ class Answer:
         return self._delta(step.text, step.reasoning)
 
     def finish(self, result: Result) -> Delta:
-        """Add the end."""
+        """Add the result."""
         self.result = result
         if self.prefill_only:
             return Delta(self.index, finished=True)
@@ -128,7 +128,7 @@ class Answer:
         return self._delta(text, result.reasoning[len(self.reasoning) :], finished=True)
 
     def _extend(self, text: str, reasoning: str = "") -> None:
-        """Add text without a token of its own to the last token that is not sent yet."""
+        """Add text without its own token to the last token that was not sent yet."""
         if self._held:
             self._held[-1] = self._held[-1].extended(text, reasoning=reasoning)
 
@@ -151,7 +151,7 @@ class Answer:
 
 
 class Answers:
-    """The answers to one HTTP request; on exit none of it stays in the scheduler."""
+    """The answers to one HTTP request; on exit, all of them leave the scheduler."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Answers:
         requests: Sequence[BatchRequest],
         on_answer: Callable[[BatchRequest, Answer], None],
     ) -> None:
-        """Prepare; entering submits the requests. `on_answer` gets each answer that has ended."""
+        """Prepare; entering submits the requests. `on_answer` receives each completed answer."""
         self._scheduler, self._on_answer = scheduler, on_answer
         self._requests = requests
         self._loop = asyncio.get_running_loop()
@@ -178,9 +178,9 @@ class Answers:
         """Submit all requests.
 
         Raises:
-            QueueFull: the queue has no room for all of them; none is submitted.
+            QueueFull: the queue does not have room for all of them; none is submitted.
             Draining: the server is shutting down.
-            InvalidRequest: one can never be served, or there are more than the queue may hold.
+            InvalidRequest: one can never be served, or their number exceeds the queue's capacity.
         """
         limit = self._scheduler.max_waiting
         if len(self._requests) > limit:
@@ -201,7 +201,7 @@ class Answers:
 
     @property
     def prefilled(self) -> int:
-        """Tokens of the prompts whose KV is there; the answers to one prompt share its tokens."""
+        """The number of prompt tokens with KV; all answers to a prompt share its tokens."""
         held: dict[int, int] = {}
         for request in self._requests:
             tokens = request.tokens
@@ -209,7 +209,7 @@ class Answers:
         return sum(held.values())
 
     async def deltas(self, seconds: float | None = None) -> list[Delta]:
-        """The next deltas, as soon as there are any; none after `seconds`.
+        """Return the next deltas, as soon as there are any; none after `seconds`.
 
         Raises PacelineError if one of the answers failed.
         """
@@ -223,7 +223,7 @@ class Answers:
         return [self._delta(index, event) for index, event in events]
 
     async def finish(self) -> None:
-        """Wait until all answers have ended. Raises what `deltas` raises."""
+        """Wait until all answers have ended. Raises the errors of `deltas`."""
         while self.unfinished:
             await self.deltas()
 

@@ -1,8 +1,8 @@
 """Reads the text of tool calls as it grows.
 
-A reader is a generator that yields when it needs more text, so that it is written as if all text
-were there, and what it finds does not depend on how the text was cut. Values become JSON text,
-piece by piece.
+A reader is a generator that yields when it needs more text. So it is written as if all text were
+there, and its results do not depend on how the text was cut. Values become JSON text, piece by
+piece.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 Reader = Generator[None, None, _T]
-"""Yields when it needs more text; returns what it read."""
+"""Yields when it needs more text; returns the value that it read."""
 
 Emit = Callable[[str], None]
 """Takes the next piece of JSON text."""
@@ -24,11 +24,11 @@ _SCALAR = re.compile(r'[^\s,:{}\[\]()"]*')
 
 
 class NotACall(Exception):
-    """The text is no call, or ends before the call does."""
+    """The text is not a call, or ends before the call does."""
 
 
 class CallText:
-    """An answer's text so far, and the position of its reader."""
+    """A response's text so far, and the position of its reader."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -47,7 +47,7 @@ class CallText:
             yield from self.more()
 
     def next(self) -> Reader[str]:
-        """Skip white space; the character there, which is not skipped, or "" at the end."""
+        """Skip white space; return the next character, which is not skipped, or "" at the end."""
         while True:
             space = _SPACE.match(self.text, self.at)
             self.at = space.end() if space else self.at
@@ -58,7 +58,7 @@ class CallText:
             yield
 
     def begins(self, literal: str) -> Reader[bool]:
-        """Whether the text goes on with `literal`, which is not skipped."""
+        """Return whether the text continues with `literal`, which is not skipped."""
         while True:
             text = self.text[self.at : self.at + len(literal)]
             if text == literal or self.ended or not literal.startswith(text):
@@ -66,13 +66,13 @@ class CallText:
             yield
 
     def skip(self, literal: str) -> Reader[bool]:
-        """Skip `literal`, if the text goes on with it."""
+        """Skip `literal`, if the text continues with it."""
         follows = yield from self.begins(literal)
         self.at += len(literal) if follows else 0
         return follows
 
     def skip_last(self, literal: str) -> Reader[None]:
-        """Skip `literal`, or the part of it with which the text ends."""
+        """Skip `literal`, or the part of it at the end of the text."""
         if not (yield from self.skip(literal)) and literal.startswith(self.text[self.at :]):
             self.at = len(self.text)
 
@@ -104,7 +104,7 @@ class CallText:
         return value
 
     def json(self, emit: Emit) -> Reader[None]:
-        """Read a JSON value as it is written. Raises NotACall after an invalid one's last piece."""
+        """Read a JSON value as written. Raises NotACall after an invalid value's last piece."""
         read: list[str] = []
 
         def piece(end: int) -> None:
@@ -145,13 +145,13 @@ class CallText:
 
 
 def quoted(text: str) -> str:
-    """The inside of a JSON string. Half a surrogate pair becomes U+FFFD."""
+    """Return the inside of a JSON string. Half a surrogate pair becomes U+FFFD."""
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def decoded(text: str) -> object:
-    """The value of JSON text. Raises NotACall if it is not valid, or has no finite numbers."""
+    """Return the value of JSON text. Raises NotACall if it is invalid or has non-finite numbers."""
     try:
         value = _DECODER.decode(text)
         json.dumps(value, allow_nan=False)

@@ -1,10 +1,10 @@
-"""Divides an answer into parts, as it grows or whole: reasoning, text and tool calls.
+"""Divides a response into parts, as it grows or whole: reasoning, text and tool calls.
 
 Independent of tokenizers, models and APIs. Invariants: one part is open at a time, the last one; no
-text is lost: what turns out not to be a call is text, without signs; and the calls do not depend on
-how the text was cut into pieces. With a form that is `signed`, a mark that was typed letter by
-letter is text. A stream gives a call as soon as its name is certain, so a call that the limit of
-tokens cuts has incomplete arguments; in a whole answer such a call is text.
+text is lost: text that is not a call remains text, without signs; and the calls do not depend on
+how the text was cut into pieces. With a `signed` format, a tag that was typed letter by letter is
+text. A stream yields a call once its name is certain, so a call that the token limit cuts has
+incomplete arguments; in a whole response such a call is text.
 """
 
 import json
@@ -37,29 +37,29 @@ class PartKind(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A part of an answer so far, and what the last `push` changed."""
+    """A part of a response so far, and the changes of the last `push`."""
 
     kind: PartKind
     name: str = ""
     """The called function."""
     call_id: str = ""
-    """The id of a call, as the model's chat template demands."""
+    """The id of a call, as the model's chat template requires."""
     text: str = ""
     """Reasoning, text, or the arguments of a call: a JSON object."""
     pieces: list[Piece] = field(default_factory=list)
     """The tokens of a text."""
     whole: bool = False
-    """Whether a call is complete: the limit of tokens may cut one."""
+    """True if a call is complete: the token limit may cut one."""
     index: int = 0
-    """Its place among the parts."""
+    """Position among the parts."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     new: str = ""
-    """The text that is new."""
+    """The new text."""
     new_pieces: list[Piece] = field(default_factory=list)
     opens: bool = True
-    """Whether the part is new."""
+    """True if the part is new."""
     closes: bool = False
-    """Whether it will not grow any more."""
+    """True if it will not grow any more."""
 
     def grow(self, text: str) -> None:
         self.text += text
@@ -74,7 +74,7 @@ Functions = Mapping[str, Mapping[str, Any]]
 
 
 class PartStream:
-    """Divides one answer."""
+    """Divides one response."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class PartStream:
         whole: bool = False,
         forced: bool = False,
     ) -> None:
-        """Prepare for calls of a form; None: the text has no calls.
+        """Prepare for calls in a format; None: the text has no calls.
 
-        With `whole` only calls of complete groups are parts. With `forced` too, and no text: the
-        grammar allows nothing but calls, so other text is not the model's intent.
+        With `whole`, only calls of complete groups are parts. With `forced`, text is also dropped:
+        the grammar allows only calls, so other text is not the model's intent.
         """
         self.parts: list[Part] = []
         self._form = form or HERMES
@@ -95,9 +95,9 @@ class PartStream:
         self._whole = whole or forced
         self._forced = forced
         self._source, self._reader = CallText(), self._read() if form else None
-        self._pending: list[Part] = []  # calls of a group that is not complete
-        self._pieces: list[Piece] = []  # tokens whose text is in no part so far
-        self._hold: int | None = None  # where the text is content from if this is no call
+        self._pending: list[Part] = []  # calls of an incomplete group
+        self._pieces: list[Piece] = []  # tokens whose text is not in any part yet
+        self._hold: int | None = None  # where content starts if this is not a call
         self._space = ""  # white space at the end of the content so far
         self._trim = False  # whether white space is skipped, after a call
 
@@ -115,8 +115,8 @@ class PartStream:
     ) -> list[Part]:
         """Add reasoning, the text after it, and the tokens of both.
 
-        Returns the parts that may have changed, in order: the one that was open, and new ones. The
-        `end` closes the last part; an answer without any has an empty text.
+        Returns the parts that may have changed, in order: the open one, and new ones. The `end`
+        closes the last part; a response without parts has an empty text.
         """
         before = max(len(self.parts) - 1, 0)
         for part in self.parts[before:]:
@@ -124,7 +124,7 @@ class PartStream:
         if reasoning:
             self._grow(PartKind.REASONING, reasoning)
         thought = bool(self.parts) and self.parts[-1].kind is PartKind.REASONING
-        # Tokens of reasoning, and of the marks after it, are no tokens of the text.
+        # Tokens of reasoning, and of the tags after it, do not belong to the text.
         self._pieces += [piece for piece in pieces if piece.text or not thought]
         if self._reader is not None:
             self._source.text += text
@@ -168,7 +168,7 @@ class PartStream:
             yield from self._attempt(mark)
 
     def _attempt(self, mark: str) -> Reader[None]:
-        """Read a group after its mark; what is no call remains to be read, or is content."""
+        """Read a group after its tag; text that is not a call is read again, or is content."""
         source, start = self._source, self._source.at
         self._hold = start
         source.at += len(mark)
@@ -185,7 +185,7 @@ class PartStream:
         self._hold = None
 
     def _find_mark(self) -> Reader[bool]:
-        """Read content up to a mark, which is not skipped; False at the end of the text."""
+        """Read content up to a tag, which is not skipped; return False at the end of the text."""
         source, mark = self._source, self._form.mark
         while True:
             start = source.text.find(mark, source.at)
@@ -202,7 +202,7 @@ class PartStream:
             yield
 
     def _say(self, text: str) -> None:
-        """Append content; white space waits for what follows it."""
+        """Append content; white space waits for the text that follows."""
         if self._trim:
             text = text.lstrip()
             self._trim = not text
@@ -221,7 +221,7 @@ class PartStream:
         self._trim = True
 
     def _group(self) -> Reader[None]:
-        """Read the calls between a pair of marks."""
+        """Read the calls between a pair of tags."""
         source, form = self._source, self._form
         if (yield from source.next()) == "[":
             source.at += 1
@@ -240,7 +240,7 @@ class PartStream:
         yield from source.skip_last(form.close.strip().removeprefix("]"))
 
     def _goes_on(self) -> Reader[bool]:
-        """Whether another call comes next in the group, after white space."""
+        """Return whether another call comes next in the group, after white space."""
         yield from self._source.next()
         return (yield from self._source.begins(self._form.before))
 
@@ -314,7 +314,7 @@ class PartStream:
             self._commit()
 
     def _check(self, name: str) -> None:
-        # A bare call has no mark, so that only the name tells it from other JSON.
+        # A bare call has no tag, so that only the name distinguishes it from other JSON.
         if not name or (self._form.bare and name not in self._functions):
             raise NotACall
 
@@ -330,7 +330,7 @@ class PartStream:
 
 
 def written_calls(form: ToolForm, calls: Sequence[ToolCall]) -> str:
-    """Calls as a model writes them. Raises ValueError for arguments that are no JSON object."""
+    """Return calls as a model writes them. Raises ValueError unless arguments are JSON objects."""
     texts = [_written(form, call, place) for place, call in enumerate(calls)]
     if form.between is not None:
         texts = [form.between.join(texts)]
@@ -346,7 +346,7 @@ def _written(form: ToolForm, call: ToolCall, place: int) -> str:
 
 
 def _written_arguments(form: ToolForm, text: str) -> str:
-    """Arguments as a model writes them, of a JSON object's text. Raises ValueError for others."""
+    """Return a JSON object's text as a model writes arguments. Raises ValueError for others."""
     if form.syntax is Syntax.JSON:
         return text
     arguments = json.loads(text)
@@ -359,7 +359,7 @@ def _written_arguments(form: ToolForm, text: str) -> str:
 def _read_arguments(
     form: ToolForm, schema: Mapping[str, Any], source: CallText, emit: Emit
 ) -> Reader[None]:
-    """Read a call's arguments up to their end. Raises NotACall if they break off or are invalid."""
+    """Read a call's arguments to their end. Raises NotACall if they are cut off or invalid."""
     if form.syntax is Syntax.TAGS:
         yield from read_tags(form, schema, source, emit)
     elif form.syntax is not Syntax.JSON:
@@ -371,7 +371,7 @@ def _read_arguments(
 
 
 def _object(text: str) -> str:
-    """The JSON text of an object, which some models write as a JSON string."""
+    """Return the JSON text of an object, which some models write as a JSON string."""
     value = decoded(text)
     if isinstance(value, str):
         text, value = value, decoded(value)

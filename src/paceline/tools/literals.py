@@ -1,6 +1,6 @@
-"""Read and write arguments in Python's syntax and between braces.
+"""Reads and writes arguments in Python's syntax and between braces.
 
-The reader turns them into JSON text, piece by piece, as `call_text.py` does. Invariant:
+The reader converts them to JSON text, piece by piece, as `call_text.py` does. Invariant:
 `read_literals` reads back the text of `written_literals`.
 """
 
@@ -27,7 +27,7 @@ _HEX = {"x": 2, "u": 4, "U": 8}
 
 
 def written_value(form: ToolForm, value: Any) -> str:
-    """A value in the syntax of a form; as JSON in that of tags."""
+    """Return a value in a format's syntax; in that of tags, as JSON."""
     python, braces = form.syntax is Syntax.PYTHON, form.syntax is Syntax.BRACES
     comma, colon = (",", ":") if braces else (", ", ": ")
     if braces and isinstance(value, str):
@@ -45,7 +45,7 @@ def written_value(form: ToolForm, value: Any) -> str:
 
 
 def literal_key(form: ToolForm, key: str) -> str:
-    """The key of an object, between quotes if it needs them."""
+    """Return the key of an object, between quotes if it needs them."""
     bare = form.syntax is Syntax.BRACES and key and _BARE_KEY.fullmatch(key)
     return key if bare else written_value(form, key)
 
@@ -57,7 +57,7 @@ def written_literals(form: ToolForm, arguments: Mapping[str, Any]) -> str:
 
 
 def read_literals(form: ToolForm, source: CallText, emit: Emit) -> Reader[None]:
-    """Read arguments up to their end. Raises NotACall if they break off or are invalid."""
+    """Read arguments to their end. Raises NotACall if they are cut off or invalid."""
     if form.syntax is Syntax.PYTHON:
         yield from _Literals(source, emit, form.quote).members(")", "=")
     else:
@@ -67,7 +67,7 @@ def read_literals(form: ToolForm, source: CallText, emit: Emit) -> Reader[None]:
 
 
 class _Literals:
-    """Reads values of Python's and of the braces' syntax."""
+    """Reads values in the syntax of Python or of braces."""
 
     def __init__(self, source: CallText, emit: Emit, quote: str) -> None:
         self.source = source
@@ -91,7 +91,7 @@ class _Literals:
         self.emit("}")
 
     def _separator(self, end: str) -> Reader[None]:
-        """Skip a comma, if the end does not come next."""
+        """Skip a comma, unless the end comes next."""
         character = yield from self.source.next()
         if character == ",":
             self.source.at += 1
@@ -145,7 +145,7 @@ class _Literals:
                 raise NotACall from error
         if not text or not self.quote:
             raise NotACall
-        return json.dumps(text, ensure_ascii=False)  # a word without its marks
+        return json.dumps(text, ensure_ascii=False)  # a word without its tags
 
     def _key(self) -> Reader[str]:
         first = yield from self.source.next()
@@ -156,13 +156,13 @@ class _Literals:
         return str(decoded(f'"{"".join(read)}"'))
 
     def _quotes(self) -> Reader[bool]:
-        """Whether a string between the form's marks comes next."""
+        """Return whether a string between the format's tags comes next."""
         if not self.quote:
             return False
         return (yield from self.source.begins(self.quote))
 
     def _string(self, emit: Emit) -> Reader[None]:
-        """Read a string, its quotes included, as the inside of a JSON string."""
+        """Read a string, including its quotes, as the inside of a JSON string."""
         source = self.source
         end, escapes = self.quote, False
         if not (yield from self._quotes()):
@@ -188,7 +188,7 @@ class _Literals:
                 yield from source.more()
 
     def _escape(self) -> Reader[str]:
-        """Read an escape sequence of Python, or several for one character."""
+        """Read a Python escape sequence, or several for one character."""
         source = self.source
         yield from source.has(2)
         kind = source.text[source.at + 1]

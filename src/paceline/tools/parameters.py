@@ -1,6 +1,6 @@
-"""Look up what JSON schemas state about a function's parameters.
+"""Looks up a function's parameters in JSON schemas.
 
-Schemas come from users, so anything may be in them: a part of the wrong type counts as missing.
+Schemas come from users, so they may contain anything: a part of the wrong type counts as missing.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def mapping(value: Any) -> Schema:
 
 
 def constants(schema: Schema) -> list[Any]:
-    """Return the values that a schema lists, if it lists any."""
+    """Return the values that a schema lists, if any."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     return values if isinstance(values, list) else []
 
@@ -34,7 +34,7 @@ def resolved(root: Schema, reference: str) -> Any:
 
 
 def json_types(schema: Any, root: Schema, depth: int = 0) -> set[str]:
-    """Return the JSON types that a parameter may have; an empty set if its schema states none."""
+    """Return the JSON types that a parameter may have; an empty set if its schema has none."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
     if "type" in schema:

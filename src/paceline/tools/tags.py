@@ -1,7 +1,7 @@
-"""Read and write arguments between tags.
+"""Reads and writes arguments between tags.
 
-Strings stand between their tags as they are, so only the function's schema, or a flag, tells them
-from other values, which are JSON. Invariant: `read_tags` reads back the text of `written_tags`.
+Strings are not quoted between their tags, so only the function's schema, or a flag, distinguishes
+them from other values, which are JSON. Invariant: `read_tags` reads what `written_tags` writes.
 """
 
 import ast
@@ -18,7 +18,7 @@ from paceline.tools.parameters import Schema, json_type, json_types, mapping
 
 CDATA = "<![CDATA["
 _MARKUP = re.compile(r"[<&\n]")
-"""What a string has that needs `CDATA`."""
+"""Characters in a string that require `CDATA`."""
 
 _FLAG = re.compile(r"[a-z]*")
 
@@ -39,7 +39,7 @@ def written_tag_value(form: ToolForm, value: Any) -> str:
 
 
 def read_tags(form: ToolForm, schema: Schema, source: CallText, emit: Emit) -> Reader[None]:
-    """Read arguments, again and again, up to what is none. Raises NotACall if one breaks off."""
+    """Read consecutive arguments, up to other text. Raises NotACall if one is cut off."""
     tags = form.tags
     emit("{")
     begun = False
@@ -72,9 +72,9 @@ def read_tags(form: ToolForm, schema: Schema, source: CallText, emit: Emit) -> R
 
 
 def _value(form: ToolForm, close: str, source: CallText, emit: Emit) -> Reader[None]:
-    """Read a value up to its closing tag, without the line break before that if it has one.
+    """Read a value up to its closing tag, without a line break directly before that tag.
 
-    The tag is text where neither another argument nor the end of the call follows it.
+    The tag is text unless another argument or the end of the call follows it.
     """
     tag, line = close.lstrip(), close.startswith("\n")
     while True:
@@ -101,7 +101,7 @@ def _value(form: ToolForm, close: str, source: CallText, emit: Emit) -> Reader[N
 
 
 def _typed(text: str, types: set[str]) -> str:
-    """JSON of a value that is written as text, of the first type that fits; else a string."""
+    """Return the JSON of a value written as text, of the first type that fits; else a string."""
     try:
         value = CONSTANTS[text.strip()] if text.strip() in CONSTANTS else decoded(text)
     except NotACall:
@@ -112,7 +112,7 @@ def _typed(text: str, types: set[str]) -> str:
 
 
 def _literal(text: str) -> Any:
-    """A list or an object as Python writes them, which some templates do; else the text."""
+    """Return a list or an object in Python's notation, which some templates use; else the text."""
     if text.strip()[:1] not in ("[", "{"):
         return text
     try:

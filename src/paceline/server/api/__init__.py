@@ -1,1 +1,1 @@
-"""The endpoints of the HTTP API: what requests and responses look like."""
+"""The endpoints of the HTTP API: the formats of requests and responses."""

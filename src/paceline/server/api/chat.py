@@ -31,7 +31,7 @@ class Chat(ApiRequest[ChatBody]):
         """The parts of the answers."""
 
     def push(self, delta: Delta) -> list[Part]:
-        """Divide what is new of an answer into parts, as `PartStream.push` does."""
+        """Divide an answer's new text into parts, as `PartStream.push` does."""
         reasoning = delta.reasoning if self._body.include_reasoning else ""
         stream = self.streams[delta.index]
         return stream.push(delta.text, reasoning, delta.pieces, end=delta.finished)
@@ -69,7 +69,7 @@ class Chat(ApiRequest[ChatBody]):
         return events
 
     def _fields(self, part: Part, index: int) -> dict[str, Any]:
-        """What is new of a part; only the first chunk of a call has its name and id."""
+        """Return a part's new fields; only the first chunk of a call has its name and id."""
         if part.kind is PartKind.REASONING:
             return _reasoning(part.new)
         if part.kind is PartKind.TEXT:
@@ -99,7 +99,7 @@ class Chat(ApiRequest[ChatBody]):
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """The fields of a message or delta for thoughts."""
+    """Return the fields of a message or delta for reasoning."""
     return {"reasoning_content": text, "reasoning": text}  # llama.cpp's name, and vLLM's
 
 

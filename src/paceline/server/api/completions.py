@@ -1,4 +1,4 @@
-"""POST /v1/completions: literal prompts, text or token ids, several at once."""
+"""POST /v1/completions: literal prompts, text or token ids, several per request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from paceline.server.stream_text import Delta
 
 
 class Completions(ApiRequest[CompletionBody]):
-    """Prompts and their answers; the n answers to prompt p have the indices from p * n on."""
+    """Prompts and their answers; the n answers to prompt p have indices starting at p * n."""
 
     body_kind = CompletionBody
     templated = False
@@ -27,7 +27,7 @@ class Completions(ApiRequest[CompletionBody]):
         self._predicted = body.prediction is not None
         decode = service.tokenizer.decode
         self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self.prompts]
-        self._offsets = [0] * len(self.requests)  # characters that were sent, of each answer
+        self._offsets = [0] * len(self.requests)  # characters sent so far, per answer
 
     def response(self) -> dict[str, Any]:
         choices = []
@@ -47,7 +47,7 @@ class Completions(ApiRequest[CompletionBody]):
         return self._whole(choices)
 
     def stream_start(self) -> bytes:
-        """The prompts, if they are echoed."""
+        """Return the events of the prompts, if they are echoed."""
         events = b""
         for index in range(len(self.requests) if self._body.echo else 0):
             text = "".join(piece.text for piece in self._prompt(index)[1])
@@ -71,7 +71,7 @@ class Completions(ApiRequest[CompletionBody]):
         return self._chunk(choice, last=delta.finished)
 
     def _prompt(self, index: int) -> tuple[list[int], list[Piece]]:
-        """The prompt of an answer, and its pieces to echo."""
+        """Return the prompt of an answer, and its pieces to echo."""
         place = index // self._body.n
         return self.prompts[place], self._echoes[place]
 

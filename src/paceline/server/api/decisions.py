@@ -1,7 +1,7 @@
 """POST /v1/decisions: typed questions about one input, answered with probabilities.
 
-The questions of a request share the KV of its input. They run while others are answered, as the
-prefill of one long prompt does.
+The questions of a request share the KV of its input. They run while other requests are answered, as
+the prefill of one long prompt does.
 """
 
 import re
@@ -33,14 +33,14 @@ class DecisionsBody(Body):
     model: str | None = None
     input: InputItems
     questions: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_QUESTIONS)
-    """Each a `predicate`, a `choice` with `choices`, or a `score` with `levels`."""
+    """Questions: a `predicate`, a `choice` with `choices`, or a `score` with `levels`."""
     prompt_cache_key: str = ""
     """Inputs share cached KV only under the same key."""
 
     @model_validator(mode="before")
     @classmethod
     def _readable(cls, data: Any) -> Any:
-        """Replace parts and items that a model of text cannot read; refuse those without text."""
+        """Replace parts and items that a text model cannot read; reject those without text."""
         refuse_fields_of_others(cls, data)
         if isinstance(data, Mapping) and isinstance(turns := data.get("input"), list):
             reader = Reader()

@@ -1,6 +1,6 @@
-"""POST /v1/embeddings: a vector of length 1 for each text, of an embedding model.
+"""POST /v1/embeddings: a unit vector for each text, from an embedding model.
 
-Texts are pooled beside the answers of other requests, a few at a time: each holds KV until it ends.
+Texts are pooled concurrently with other requests, a few at a time: each holds KV until it ends.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from paceline.server.json_body import parse
 from paceline.server.service import Lane, Service
 
 _AT_ONCE = 8
-"""Texts of a request that are in the scheduler."""
+"""Maximum texts per request in the scheduler."""
 
 
 def embeddings(service: Service) -> Endpoint:
@@ -45,7 +45,7 @@ def embeddings(service: Service) -> Endpoint:
 
 
 async def _embedded(service: Service, requests: Sequence[BatchRequest]) -> list[Embedding]:
-    """The embeddings, `_AT_ONCE` at a time; the first error ends all of them."""
+    """Return the embeddings, computed `_AT_ONCE` at a time; the first error ends all of them."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(request: BatchRequest) -> Embedding:
@@ -64,7 +64,7 @@ async def _embedded(service: Service, requests: Sequence[BatchRequest]) -> list[
 
 
 def _shortened(vector: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
-    """The first `dimensions` numbers, of length 1 again."""
+    """Return the first `dimensions` numbers, normalized to length 1 again."""
     if dimensions is None:
         return vector
     if dimensions > len(vector):
@@ -76,7 +76,7 @@ def _shortened(vector: npt.NDArray[np.float32], dimensions: int | None) -> npt.N
 
 
 def _encoded(vector: npt.NDArray[np.float32], body: EmbeddingsBody) -> Any:
-    """A list of numbers, or base64 of little-endian float32, as OpenAI's clients decode it."""
+    """Return a list of numbers, or base64 of little-endian float32, as OpenAI's clients expect."""
     if body.encoding_format == "base64":
         return b64encode(vector.astype("<f4").tobytes()).decode()
     return vector.tolist()

@@ -1,7 +1,7 @@
 """POST endpoints: a JSON body in, a reply or a stream of the model's answers out.
 
-Independent of what a body asks. Invariants: a stream starts with its first event, so an earlier
-error has its own status; and the work for a request ends as soon as its client is gone.
+Independent of the body's content. Invariants: a stream starts with its first event, so an earlier
+error has its own status; and the work for a request ends as soon as its client disconnects.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ from paceline.server.stream_text import Answer, Answers, Delta
 log = logging.getLogger("paceline.server")
 
 _GRAMMAR_SECONDS = 10.0
-"""How long a request waits until its grammars are compiled, beside those of others."""
+"""Time limit until a request's grammars are compiled, including waits for other requests."""
 
 _PROGRESS_SECONDS = 1.0
-"""Time after which a client that waits for a long prefill is told how far it is."""
+"""Interval of progress events for a client that waits for a long prefill."""
 
 _GONE = ApiError("the client is gone", status=499, code="client_gone")
-"""For the metrics alone; nginx uses this status."""
+"""Used only in the metrics; nginx has this status."""
 
 
 _B = TypeVar("_B", bound=GenerationBody)
@@ -58,21 +58,21 @@ class ApiRequest(ABC, Generic[_B]):
 
     body_kind: type[_B]
     templated: ClassVar[bool] = True
-    """Whether the prompt is rendered with the chat template, which may be slow."""
+    """True if the prompt is rendered with the chat template, which may be slow."""
     kind: ClassVar[str]
     """The field `object` of a response."""
     chunk_kind: ClassVar[str]
     """The field `object` of a chunk."""
     id_prefix: ClassVar[str]
     keepalive: ClassVar[bytes] = KEEPALIVE
-    """What a stream sends while there is nothing new."""
+    """Data sent by a stream while there is nothing new."""
     requests: Sequence[BatchRequest]
     """The answers to compute: `body.n` for each prompt, in the order of the prompts."""
     _predicted = False
-    """Whether the request has a prediction."""
+    """True if the request has a prediction."""
 
     def __init__(self, service: Service, body: _B, client: int) -> None:
-        """Raise ApiError or PacelineError if the body cannot be served; `client`: its key."""
+        """Raise ApiError or PacelineError if a body cannot be served; `client` is a key number."""
         self._service, self._body, self._client = service, body, client
         self.streamed = body.stream
         self._base: dict[str, Any] = {
@@ -82,9 +82,9 @@ class ApiRequest(ABC, Generic[_B]):
             "model": service.name,
             "system_fingerprint": service.fingerprint,
         }
-        self._sent = set[int]()  # answers with a chunk
+        self._sent = set[int]()  # answers that have sent a chunk
         self.answers: Sequence[Answer] = ()
-        """Those that grow, once they are submitted."""
+        """The growing answers, once they are submitted."""
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -94,40 +94,40 @@ class ApiRequest(ABC, Generic[_B]):
     def compile(self, caller: Caller) -> None:
         """Compile the constraints, which may take seconds.
 
-        Raises InvalidRequest, and Busy if the caller has to wait too long for others, or leaves.
+        Raises InvalidRequest; also Busy if other requests take too long, or the caller leaves.
         """
         grammars = self._service.grammars.for_caller(caller)
         self.requests = [request.compiled(grammars) for request in self.requests]
 
     @abstractmethod
     def response(self) -> dict[str, Any]:
-        """The complete response."""
+        """Return the complete response."""
 
     def stream_start(self) -> bytes:
-        """Events before the first delta."""
+        """Return the events before the first delta."""
         return b""
 
     @abstractmethod
     def delta_events(self, delta: Delta) -> bytes:
-        """Events for a delta, perhaps none."""
+        """Return the events for a delta, possibly none."""
 
     def stream_end(self) -> bytes:
-        """Events after the last delta."""
+        """Return the events after the last delta."""
         if not self._body.stream_options.include_usage:
             return DONE
         return event(self._whole([])) + DONE
 
     def error_events(self, error: ApiError) -> bytes:
-        """Events that end a stream with an error."""
+        """Return the events that end a stream with an error."""
         return event(error.body) + DONE
 
     def _whole(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """The complete response with these choices."""
+        """Return the complete response with these choices."""
         response = {**self._base, "choices": choices, "usage": self._usage(), **more}
         return {**response, **self._telemetry()}
 
     def _chunk(self, choice: dict[str, Any], *, last: bool, **more: Any) -> bytes:
-        """An event with one choice; `last`: it ends that choice."""
+        """Return an event with one choice; `last`: it ends that choice."""
         body = self._body
         self._sent.add(choice["index"])
         if body.speculation.pieces:
@@ -142,7 +142,7 @@ class ApiRequest(ABC, Generic[_B]):
         return event(chunk)
 
     def _token_fields(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Fields of a choice that list its tokens."""
+        """Return the fields of a choice that list its tokens."""
         fields: dict[str, Any] = {}
         if self._body.return_token_ids:
             fields["token_ids"] = [piece.token for piece in pieces]
@@ -151,7 +151,7 @@ class ApiRequest(ABC, Generic[_B]):
         return fields
 
     def _lists_tokens(self, pieces: Sequence[Piece], *, logprobs: bool) -> bool:
-        """Whether a chunk is sent for tokens that have no text."""
+        """Return whether a chunk is sent for tokens without text."""
         body = self._body
         return bool(pieces) and (body.return_token_ids or logprobs or body.speculation.pieces)
 
@@ -171,12 +171,12 @@ Work = Callable[[bytes, Reply], Awaitable[None]]
 
 
 class Host(Protocol):
-    """What endpoints need of what they serve."""
+    """The interface that endpoints need from the served models."""
 
     settings: Settings
 
     def on_error(self, error: ApiError) -> None:
-        """A request ended with an error, perhaps in its stream, or because its client is gone."""
+        """Handle the error of a request, which may be in its stream or a client that left."""
         ...
 
 
@@ -219,7 +219,7 @@ class Endpoint:
 
 
 def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
-    """The endpoint for one kind of `ApiRequest`."""
+    """Create the endpoint for one kind of `ApiRequest`."""
 
     async def work(body: bytes, reply: Reply) -> None:
         def read() -> ApiRequest[Any]:
@@ -229,7 +229,7 @@ def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
         is_quick = lane is Lane.SHORT and not kind.templated
         request = read() if is_quick else await service.readers.run(lane, read)
         if any(one.constraint for one in request.requests):
-            with Caller(_GRAMMAR_SECONDS) as caller:  # it leaves with its client
+            with Caller(_GRAMMAR_SECONDS) as caller:  # the caller leaves with its client
                 await service.readers.run(Lane.GRAMMAR, request.compile, caller)
         on_answer = service.metrics.on_answer
         with Answers(service.scheduler, request.requests, on_answer) as answers:
@@ -244,7 +244,7 @@ def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
 
 
 def reading(service: Service, read: Callable[[bytes], Any]) -> Endpoint:
-    """An endpoint without generation: replies with what `read` makes of a body, in a thread."""
+    """Create an endpoint without generation: it replies with the result of `read`, in a thread."""
 
     async def work(body: bytes, reply: Reply) -> None:
         await reply.json(await service.readers.run(Lane.of(body), read, body))
@@ -299,7 +299,7 @@ async def _stream(
 
 
 def observed(host: Host, error: Exception, request_id: str) -> ApiError:
-    """The reply for an error, which is counted; a fault of the server is logged.
+    """Return the reply for an error and count the error; log it if the server is at fault.
 
     The log has the error's type and place, but not its message, which may contain a prompt.
     """

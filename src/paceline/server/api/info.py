@@ -1,4 +1,4 @@
-"""Endpoints without generation: models, health, tokens to text and back."""
+"""Endpoints without generation: models, health, tokenization and detokenization."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from paceline.server.json_body import Body, parse
 from paceline.server.service import Service
 
 _STUCK_SECONDS = 120.0
-"""Duration of an engine call, or of reading a body, after which it is reported as stuck."""
+"""Duration of a forward pass, or of reading a body, that is reported as stuck."""
 
 
 class TokenizeBody(Body):
@@ -54,7 +54,7 @@ class InfoHandlers:
         self._service = service
 
     async def health(self, _request: Request) -> Response:
-        """200 if requests are accepted; 503 at shutdown, and if calls fail or do not return."""
+        """Reply 200 if requests are accepted; 503 at shutdown or if forward passes fail or hang."""
         scheduler = self._service.scheduler
         if scheduler.draining:
             return JSONResponse({"status": "draining"}, 503)
@@ -69,14 +69,14 @@ class InfoHandlers:
         return JSONResponse(model_list([self._model()]))
 
     async def model(self, request: Request) -> Response:
-        """The model with a name; the list without one. Raises ApiError if it is not served."""
+        """Reply with a model; without a name, with the list. Raises ApiError for other names."""
         if not request.path_params["name"]:
             return await self.models(request)
         self._service.check_model(request.path_params["name"])
         return JSONResponse(self._model())
 
     async def tokenizer_info(self, _request: Request) -> Response:
-        """What lm-evaluation-harness needs to use the server's tokenizer."""
+        """Reply with the data that lm-evaluation-harness needs to use the server's tokenizer."""
         facts = self._service.files.facts
         return JSONResponse(
             {
@@ -138,16 +138,16 @@ class InfoHandlers:
         return {"prompt": decoded, "content": decoded}
 
     def _without_bos(self, text: str, tokens: list[int]) -> list[int]:
-        """Tokens without the beginning-of-sequence token, unless the text itself begins with it."""
+        """Remove the beginning-of-sequence token, unless the text itself begins with it."""
         facts = self._service.files.facts
         added = facts.add_bos and tokens[:1] == [facts.bos_token_id]
         return tokens[1:] if added and not text.startswith(facts.bos_token or "\0") else tokens
 
 
 def model_entry(name: str, created: int = 0, **more: Any) -> dict[str, Any]:
-    """The entry of a model in the forms of OpenAI and of Anthropic, which agree where they meet.
+    """Return a model's entry, which combines the formats of OpenAI and Anthropic.
 
-    `created` is in seconds since 1970, 0 if it is unknown.
+    `created` is in seconds since 1970, or 0 if it is unknown.
     """
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     anthropic = {"type": "model", "display_name": name, "created_at": at}
@@ -156,7 +156,7 @@ def model_entry(name: str, created: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def model_list(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The list of all entries, which is Anthropic's first and last page."""
+    """Return the list of all entries, which is Anthropic's first and last page."""
     ids = [entry["id"] for entry in entries]
     page = {
         "has_more": False,

@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's two forms.
+"""Logprobs in OpenAI's two formats.
 
 Invariant: the texts of the listed tokens, joined, are the answer's text.
 """
@@ -15,7 +15,7 @@ _MIN_LOGPROB = -9999.0
 
 
 def chat_logprobs(token_bytes: TokenBytes, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """The form of chats: an object for each token, with its bytes."""
+    """Return the chat format: an object for each token, with its bytes."""
     return [
         {
             **_entry(piece.text, _logprobs(piece).logprob, _bytes(token_bytes, piece)),
@@ -31,10 +31,10 @@ def chat_logprobs(token_bytes: TokenBytes, pieces: Sequence[Piece]) -> list[dict
 def completion_logprobs(
     token_bytes: TokenBytes, pieces: Sequence[Piece], top: int, start: int
 ) -> dict[str, Any]:
-    """The form of completions: a list for each field; `start` is the first text's offset.
+    """Return the completion format: a list per field; `start` is the offset of the first text.
 
-    A token without logprobs has null: the first one of an echoed prompt. The token itself is in its
-    `top_logprobs` even if it is not among the most likely.
+    A token without logprobs has null: the first token of an echoed prompt. The token itself is in
+    its `top_logprobs` even if it is not among the most likely.
     """
     texts = [piece.text for piece in pieces]
     return {
@@ -58,7 +58,7 @@ def _bytes(token_bytes: TokenBytes, piece: Piece) -> bytes:
     try:
         whole = known.decode() != "" and "\ufffd" not in piece.text
     except UnicodeDecodeError:
-        whole = False  # a part of a character
+        whole = False  # only part of a character
     return piece.text.encode() if whole else known
 
 
@@ -66,7 +66,7 @@ def _tops(token_bytes: TokenBytes, piece: Piece) -> dict[str, float] | None:
     if piece.logprobs is None:
         return None
     tops: dict[str, float] = {}
-    # Of tokens with the same name the most likely one is kept.
+    # Of tokens with the same name, only the most likely is kept.
     for token, logprob in [*piece.logprobs.top, piece.logprobs[:2]]:
         tops.setdefault(token_bytes.name(token), _clipped(logprob))
     return tops

@@ -15,14 +15,14 @@ from paceline.server.stream_text import Delta
 from paceline.tools.calls import Part, PartKind
 
 _SIGNATURE = "unsigned"
-"""The signature of thoughts, which clients send back; it is not verified."""
+"""The signature of reasoning, which clients send back; it is not verified."""
 
 _DELTAS = {
     PartKind.REASONING: ("thinking_delta", "thinking"),
     PartKind.TEXT: ("text_delta", "text"),
     PartKind.CALL: ("input_json_delta", "partial_json"),
 }
-"""Type of a delta of a part, and the field with what is new."""
+"""Type of a part's delta, and the field with the new text."""
 
 
 class Messages(ApiRequest[MessagesBody]):
@@ -42,13 +42,13 @@ class Messages(ApiRequest[MessagesBody]):
         return {**self._message(), "content": content, **ended, **self._telemetry()}
 
     def stream_start(self) -> bytes:
-        """Events for a message without content."""
+        """Return the events for a message without content."""
         usage = {"input_tokens": len(self.prompts[0]), "output_tokens": 0}
         message = {**self._message(), "usage": {**_NOTHING_CACHED, **usage}}
         return _event("message_start", message=message) + self.keepalive
 
     def delta_events(self, delta: Delta) -> bytes:
-        """Events for a delta: content blocks begin, grow, and end."""
+        """Return the events for a delta: content blocks begin, grow, and end."""
         return b"".join(map(_part_events, self._chat.push(delta)))
 
     def stream_end(self) -> bytes:
@@ -83,7 +83,7 @@ class Messages(ApiRequest[MessagesBody]):
         return {"stop_reason": reason, "stop_sequence": stopped}
 
     def _cost(self) -> dict[str, Any]:
-        """Anthropic's usage: input tokens are those that are not from the cache."""
+        """Return Anthropic's usage: input tokens exclude those from the cache."""
         cost = self._usage()
         cached = cost["prompt_tokens_details"]["cached_tokens"]
         return {
@@ -129,7 +129,7 @@ def _part_events(part: Part) -> bytes:
 
 
 def _block(part: Part, *, started: bool = False) -> dict[str, Any]:
-    """The content block of a part; one that has `started` is empty."""
+    """Return the content block of a part; a `started` block is empty."""
     text = "" if started else part.text
     if part.kind is PartKind.REASONING:
         signature = "" if started else _SIGNATURE

@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's API, and the chat that each is.
+"""The bodies of Anthropic's API, and their conversion to chats.
 
 Independent of the model. Invariant: unknown fields are ignored (`cache_control`, `metadata`), and
 `Reader` replaces content blocks of unknown types.
@@ -34,11 +34,11 @@ from paceline.server.json_body import (
 )
 
 _BILLING = "x-anthropic-billing-header:"
-"""Begins a block that Claude Code sends for the API, not for the model. It differs in each request,
-so with it no prompt would have a prefix in the cache."""
+"""Begins a block that Claude Code sends for the API, not for the model. The block differs in each
+request, so with it no prompt would have a prefix in the cache."""
 
 _EFFORTS = {"max": "xhigh"}
-"""Anthropic's efforts with another name in OpenAI's API."""
+"""Anthropic's efforts with different names in OpenAI's API."""
 
 
 class TextBlock(Body):
@@ -88,7 +88,7 @@ Block = Annotated[
 
 
 def _blocks(value: Any) -> Any:
-    """A text is one block."""
+    """Convert a text to one block."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
@@ -192,18 +192,18 @@ class MessagesBody(GenerationBody):
 
     @property
     def ignored_tools(self) -> list[str]:
-        """Types and names of the tools that are left out."""
+        """Types and names of the ignored tools."""
         return [tool.about for tool in self.tools if isinstance(tool, OtherTool)]
 
     @property
     def returns_thoughts(self) -> bool:
-        """Whether thoughts are part of the answer."""
+        """True if reasoning is part of the answer."""
         return self.thinking is None or self.thinking.type != "disabled"
 
     def chat(self, thinking: Thinking) -> ChatBody:
-        """The body of the chat that this request is.
+        """Return the equivalent chat body.
 
-        Raises ApiError if a tool's result has no call before it.
+        Raises ApiError if a tool result has no call before it.
         """
         shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
         choice = self.tool_choice
@@ -239,10 +239,10 @@ class MessagesBody(GenerationBody):
         ]
 
     def _variables(self, thinking: Thinking) -> dict[str, Any]:
-        """Template variables for the model's thoughts, as far as it has any.
+        """Return template variables for reasoning, as far as the model supports it.
 
-        Clients send `thinking` without knowing the model, so what it cannot do is left out;
-        thoughts that cannot be turned off are not returned.
+        Clients send `thinking` without knowing the model, so unsupported settings are omitted;
+        reasoning that cannot be turned off is not returned.
         """
         if not self.returns_thoughts:
             try:

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and the chat that it is."""
+"""The body of POST /v1/responses, and its conversion to a chat."""
 
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from paceline.server.errors import ApiError
 from paceline.server.json_body import Body, NamedTool, Tool
 
 LOGPROBS = "message.output_text.logprobs"
-"""In `include`: return the logprobs of the text."""
+"""Value in `include` that requests the logprobs of the text."""
 
 
 CALLABLE = ("function", "custom", "namespace")
@@ -43,7 +43,7 @@ class TextOptions(Body):
 
 
 def _messages(value: Any) -> Any:
-    """A text is one user message."""
+    """Convert a text to one user message."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
@@ -107,17 +107,17 @@ class ResponsesBody(GenerationBody):
 
     @cached_property
     def offered(self) -> OfferedTools:
-        """The tools as the model gets them."""
+        """The tools as the model receives them."""
         return OfferedTools(self.tools)
 
     @property
     def ignored_tools(self) -> list[str]:
-        """Types and names of the tools that are left out."""
+        """Types and names of the ignored tools."""
         return self.offered.ignored
 
     @property
     def functions(self) -> list[Tool]:
-        """The functions that the model may call. Raises ApiError if one that is named is not."""
+        """The functions that the model may call. Raises ApiError if a named one is missing."""
         choice, names = self.tool_choice, list(self.offered.functions)
         if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
             listed = [tool for tool in choice.tools if tool.type in CALLABLE]
@@ -139,7 +139,7 @@ class ResponsesBody(GenerationBody):
         return NamedTool(type="function", function=NamedTool.Name(name=name))
 
     def chat(self, messages: list[Message]) -> ChatBody:
-        """The body of the chat that this request is."""
+        """Return the equivalent chat body."""
         if self.instructions:
             messages = [
                 Message(role="system", content=self.instructions, place="instructions"),

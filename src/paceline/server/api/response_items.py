@@ -1,7 +1,7 @@
-"""The items of /v1/responses: an input's as the messages of a chat, an answer's parts as items.
+"""The items of /v1/responses: converts input items to messages, and an answer's parts to items.
 
-Independent of the model. Invariant: what an answer's items say, the messages of the same items say,
-so that a conversation continues alike by `previous_response_id` and by sending its items.
+Independent of the model. Invariant: an answer and its items become the same messages, so that a
+conversation continues identically by `previous_response_id` and by sending its items.
 """
 
 import base64
@@ -21,7 +21,7 @@ from paceline.tools.calls import Part, PartKind
 _PREFIX = {PartKind.REASONING: "rs_", PartKind.TEXT: "msg_", PartKind.CALL: "fc_"}
 
 _OURS = "paceline:"
-"""Begins our `encrypted_content`, which is not encrypted: it never leaves the user's machines."""
+"""Prefix of our `encrypted_content`, unencrypted because it never leaves the user's machines."""
 
 
 class FunctionCallItem(Body):
@@ -60,7 +60,7 @@ class ReasoningItem(Body):
 
     @property
     def thoughts(self) -> str:
-        """Their text; empty if another server has encrypted it and there is no summary."""
+        """The text of the reasoning; empty if it is encrypted elsewhere and has no summary."""
         if self.content:
             return "".join(part.text for part in self.content)
         if (self.encrypted_content or "").startswith(_OURS):
@@ -100,17 +100,17 @@ def conversation(
     stored_item: Callable[[str], Any],
     name_of: Callable[[Place], str],
 ) -> list[Message]:
-    """The messages of a conversation: `earlier` ones, and those of an input's items.
+    """Return the messages of a conversation: `earlier` ones, and those of an input's items.
 
-    `stored_item` has the item of a stored response with an id, or None; `name_of` has the model's
-    name of a function.
+    `stored_item` returns the item of a stored response by its id, or None; `name_of` returns the
+    model's name of a function.
 
     The items of one answer become one message. Raises ApiError if a function's output has no call
-    before it, an item is not stored, or there are no messages or too many.
+    before it, an item is not stored, or the number of messages is zero or too large.
     """
     old = {"place": "previous_response_id"}
     messages = [message.model_copy(update=old) for message in earlier]
-    first = len(messages)  # the first message that is not of `earlier`
+    first = len(messages)  # the first message after the `earlier` ones
     calls = {call.id for message in messages for call in message.tool_calls or ()}
     for place, listed in enumerate(items):
         item = listed
@@ -166,7 +166,7 @@ def _message(item: Any, name_of: Callable[[Place], str]) -> Message:
 
 
 def joined(first: Message, second: Message, between: str = "\n") -> Message:
-    """Two messages of one answer as one; `between` is between their texts."""
+    """Join two messages of one answer; `between` separates their texts."""
     contents = [text for text in (first.content, second.content) if text]
     thoughts = [text for text in (first.reasoning_content, second.reasoning_content) if text]
     return Message(
@@ -184,9 +184,9 @@ def item_id(part: Part, place: Place) -> str:
 def item_of(
     part: Part, place: Place, status: str, logprobs: list[dict[str, Any]], *, encrypted: bool
 ) -> dict[str, Any]:
-    """The item of a part; one that is `in_progress` has no content yet.
+    """Return the item of a part; an `in_progress` item has no content yet.
 
-    `place` is that of the function, if the part is a call.
+    `place` is the function's place, if the part is a call.
     """
     started = status == "in_progress"
     item: dict[str, Any] = {"id": item_id(part, place), "type": "message", "status": status}
@@ -207,7 +207,7 @@ def item_of(
 
 
 def content_of(part: Part, logprobs: list[dict[str, Any]], text: str | None = None) -> Any:
-    """The content of a part's item, with another `text` if one is given."""
+    """Return the content of a part's item; a `text` replaces its own."""
     text = part.text if text is None else text
     if part.kind is PartKind.REASONING:
         return {"type": "reasoning_text", "text": text}

@@ -1,8 +1,8 @@
 """The tools of /v1/responses: functions, custom tools, those in namespaces, and others.
 
-Independent of the model, which calls each function by one name. Invariant: no two functions have
-the same one, and a call, a choice and an earlier call of a function in a namespace all have both
-`name` and `namespace` in the API.
+Independent of the model, which calls each function by one name. Invariant: these names are unique.
+In the API, a call, a choice and an earlier call of a function in a namespace all have both `name`
+and `namespace`.
 """
 
 from collections.abc import Sequence
@@ -79,24 +79,24 @@ class ToolChoice(Body):
 
 
 class Place(NamedTuple):
-    """Where a function is in the API."""
+    """The place of a function in the API."""
 
     namespace: str | None
     name: str
     custom: bool = False
-    """Whether it is a custom tool."""
+    """True for a custom tool."""
 
 
 class OfferedTools:
-    """The tools of a request as the model gets them."""
+    """The tools of a request as the model receives them."""
 
     def __init__(self, tools: Sequence[FunctionTool | NamespaceTool | OtherTool]) -> None:
         self.functions: dict[str, FunctionTool] = {}
-        """The functions by these names."""
+        """The functions by the model's names."""
         self._places: dict[str, Place] = {}
         self.ignored: list[str] = []
-        """Types and names of the tools that are left out."""
-        # Functions without a namespace first: they keep their names.
+        """Types and names of the ignored tools."""
+        # Functions without a namespace come first: they keep their names.
         for tool in sorted(tools, key=lambda tool: isinstance(tool, NamespaceTool)):
             if not isinstance(tool, NamespaceTool):
                 self._add(tool, None)
@@ -123,27 +123,27 @@ class OfferedTools:
         self.functions[name] = tool.model_copy(update={"name": name, "description": text, **more})
 
     def for_chat(self, names: Sequence[str]) -> list[Tool]:
-        """Functions in the form of a chat's body."""
+        """Return functions in the format of a chat body."""
         return [
             Tool(type="function", function=Function(**tool.model_dump(exclude={"type", "format"})))
             for tool in (self.functions[name] for name in names)
         ]
 
     def name_of(self, place: Place) -> str:
-        """The name by which the model calls a function, or called one that is not offered now."""
+        """Return the model's name of a function, which may no longer be offered."""
         for name, other in self._places.items():
             if other[:2] == place[:2]:
                 return name
         return place.name if not place.namespace else f"{place.namespace.rstrip('_')}__{place.name}"
 
     def place_of(self, name: str) -> Place:
-        """Where the function is that the model called."""
+        """Return the place of the function that the model called."""
         return self._places.get(name, Place(None, name))
 
     def chosen(self, choice: ToolChoice) -> list[str]:
-        """The functions that a choice names, by a name alone where that is clear.
+        """Return the functions that a choice names, where an unambiguous name suffices.
 
-        Raises ApiError if there is none.
+        Raises ApiError if there are none.
         """
         if choice.type == "namespace":
             return [name for name, place in self._places.items() if place.namespace == choice.name]

@@ -1,4 +1,4 @@
-"""/v1/responses: a conversation as items, its answer as items; responses can be continued by id."""
+"""/v1/responses: a conversation and its answer as items; responses can be continued by id."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,14 +26,14 @@ _PARAMS = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""A field of a chat's body -> the field here."""
+"""A chat body's field -> the field here."""
 
 _EVENTS = {
     PartKind.REASONING: "response.reasoning_text",
     PartKind.TEXT: "response.output_text",
     PartKind.CALL: "response.function_call_arguments",
 }
-"""The beginning of the names of events about a part's text."""
+"""The prefix of event names for a part's text."""
 
 
 class Responses(ApiRequest[ResponsesBody]):
@@ -63,14 +63,14 @@ class Responses(ApiRequest[ResponsesBody]):
         return self._finished()
 
     def stream_start(self) -> bytes:
-        """Events for a response without items."""
+        """Return the events for a response without items."""
         response = self._response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def delta_events(self, delta: Delta) -> bytes:
-        """Events for a delta: items and their contents begin, grow, and end."""
+        """Return the events for a delta: items and their contents begin, grow, and end."""
         return b"".join(map(self._part_events, self._chat.push(delta)))
 
     def stream_end(self) -> bytes:
@@ -80,7 +80,7 @@ class Responses(ApiRequest[ResponsesBody]):
     def error_events(self, error: ApiError) -> bytes:
         fields = {name: error.fields[name] for name in ("code", "message", "param")}
         limited = error.fields["type"] == "rate_limit_error"
-        code = "rate_limit_exceeded" if limited else "server_error"  # of OpenAI's few codes
+        code = "rate_limit_exceeded" if limited else "server_error"  # one of OpenAI's few codes
         failed = {**self._response("failed"), "error": {"code": code, "message": str(error)}}
         return self._event("error", **fields, error=error.fields) + self._event(
             "response.failed", response=failed
@@ -126,7 +126,7 @@ class Responses(ApiRequest[ResponsesBody]):
         return event({"type": kind, "sequence_number": self._events - 1, **fields}, kind)
 
     def _finished(self) -> dict[str, Any]:
-        """The response with all parts; it is stored, if the request allows it."""
+        """Return the response with all parts; store it, if the request allows it."""
         (answer,) = self.answers
         completed = answer.finish_reason != FinishReason.LENGTH
         cost = self._usage()
@@ -154,7 +154,7 @@ class Responses(ApiRequest[ResponsesBody]):
         return response
 
     def _continued(self, message: Message) -> Message:
-        """A message of the assistant with the answer after it, without an incomplete call."""
+        """Return an assistant message continued by the answer, without an incomplete call."""
         answer = self._chat.streams[0]
         calls = [called(part.call_id, part.name, part.text) for part in answer.calls if part.whole]
         new = Message(
@@ -166,7 +166,7 @@ class Responses(ApiRequest[ResponsesBody]):
         return joined(message, new, "")
 
     def _status(self, part: Part) -> str:
-        """The status of a part that has ended; only the last one can be incomplete."""
+        """Return the status of a part that has ended; only the last one can be incomplete."""
         answer = self.answers[0]
         last = answer.result is not None and part is self._parts[-1]
         return "incomplete" if last and answer.finish_reason == FinishReason.LENGTH else "completed"
@@ -218,7 +218,7 @@ class Responses(ApiRequest[ResponsesBody]):
 
 
 def _echo(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool in a response, with the fields that clients require."""
+    """Return a tool for a response, with the fields that clients require."""
     if tool["type"] == "namespace":
         return {**tool, "tools": [inner for inner in tool["tools"] if inner["type"] in CALLABLE]}
     return tool if tool["type"] == "custom" else {"parameters": {}, "strict": True, **tool}

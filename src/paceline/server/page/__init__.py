@@ -1,7 +1,7 @@
 """GET /: a web page that chats with the model and shows speculative decoding.
 
-The page is a client of the API like any other; chats stay in the browser. Invariant: it loads
-nothing from other origins and runs no script but its own and those in `vendor/`.
+The page is an ordinary client of the API; chats stay in the browser. Invariant: it loads nothing
+from other origins, and runs only its own scripts and those in `vendor/`.
 """
 
 import gzip
@@ -20,7 +20,7 @@ _TYPES = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-"""Ending of a file of the page -> content type."""
+"""File extension -> content type."""
 
 _POLICY = {
     "default-src": "'none'",
@@ -31,7 +31,7 @@ _POLICY = {
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
-    # Text becomes elements by way of the sanitiser alone, whatever a mistake in the page would do.
+    # Only the sanitizer turns text into elements, even if the page has a bug.
     "require-trusted-types-for": "'script'",
     "trusted-types": "dompurify",
 }
@@ -49,7 +49,7 @@ _HEADERS = {
 
 @cache
 def routes() -> tuple[Route, ...]:
-    """The routes of the page: a path for each of its files, and / for index.html."""
+    """Return the routes of the page: a path for each of its files, and / for index.html."""
     folder = Path(__file__).parent
     paths = sorted(path for path in folder.rglob("*") if path.suffix in _TYPES)
     return tuple(_route(path.relative_to(folder).as_posix(), path) for path in paths)

@@ -1,1 +1,1 @@
-"""Several models after one port: each in a process of its own, loaded when it is asked for."""
+"""Multi-model router: one port, one subprocess per model, loaded on first request."""

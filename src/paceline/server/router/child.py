@@ -1,7 +1,7 @@
-"""The process of one model: `paceline serve` on a free port of this machine.
+"""The process of one model: `paceline serve` on a free local port.
 
-A process, so that all memory of a model is free again once it is unloaded, and so that a crash
-takes no other model with it. It ends with this process, because its standard input ends then.
+A separate process frees all memory of a model once it is unloaded, and a crash does not affect
+other models. It ends with this process, because its standard input ends then.
 """
 
 import asyncio
@@ -17,37 +17,37 @@ from paceline.errors import ModelError, PacelineError
 from paceline.system.processes import python
 
 _SERVING = re.compile(r"serving .* at (http://\S+)/v1")
-"""The line of a server that listens."""
+"""Matches the line that a server prints when it listens."""
 
 _LINE_BYTES = 64 * 1024
 
 _LONGEST = 24 * 3600.0
-"""A wait that is longer overflows no clock."""
+"""Longest wait in seconds, short enough that no clock overflows."""
 
 
 class Child:
-    """A model's server in a process of its own."""
+    """A model's server in its own process."""
 
     def __init__(self, process: Process, key: str, say: Callable[[str], None]) -> None:
-        """Take a process that was just started; `say` gets the lines that it writes."""
+        """Use a process that was just started; `say` receives the lines that it prints."""
         self._process, self.say = process, say
         self._lines: deque[str] = deque(maxlen=200)
         self._listening = asyncio.get_running_loop().create_future()
         self._reading = asyncio.ensure_future(self._read())
         self.url = ""
-        """Without a path; empty until it listens."""
+        """URL without a path; empty until it listens."""
         self.key = key
         self.headers = {"authorization": f"Bearer {key}"}
-        """What a request to it needs."""
+        """Headers for requests to it."""
 
     @classmethod
     async def start(cls, model: str, options: Sequence[str], say: Callable[[str], None]) -> "Child":
-        """Load a model; returns once its server listens.
+        """Load a model; return once its server listens.
 
         Args:
             model: its name or path.
             options: further options of `paceline serve`.
-            say: gets the lines of its log.
+            say: receives the lines of its log.
 
         Raises:
             ModelError: the model cannot be loaded; the message has the reason.
@@ -80,7 +80,7 @@ class Child:
         await self._process.wait()
 
     async def stop(self, grace: float) -> None:
-        """End it; its requests may finish for `grace` seconds, or as long as it lets them."""
+        """End it; its requests may finish for `grace` seconds or its own, shorter grace period."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         with suppress(TimeoutError):
@@ -90,7 +90,7 @@ class Child:
         await self.wait()
 
     async def _read(self) -> None:
-        """Pass the lines of the log on, and notice the one with the address."""
+        """Forward the lines of the log, and detect the line with the address."""
         stream = self._process.stderr
         assert stream is not None
         while line := await self._line(stream):
@@ -105,11 +105,11 @@ class Child:
             self._listening.set_exception(ModelError(self.reason()))
 
     async def _line(self, stream: asyncio.StreamReader) -> str:
-        """The next line that is not empty; empty at the end."""
+        """Return the next line that is not empty, or an empty one at the end."""
         while True:
             try:
                 raw = await stream.readline()
-            except ValueError:  # longer than the limit: not a line of ours
+            except ValueError:  # over the limit: not our line
                 continue
             line = raw.decode("utf-8", "replace").strip()
             if line or not raw:

@@ -1,9 +1,9 @@
-"""Which models are loaded: by request, within limits of number and memory, and unloaded when idle.
+"""Pool of loaded models: loads on request, within number and memory limits, and unloads idle ones.
 
 Independent of HTTP and of processes. Invariants: a model with unfinished requests is not unloaded;
-what is unloaded is gone before another takes its memory; a request that waits for a model is not
-overtaken for longer than `_OVERTAKING_SECONDS`; and a model that cannot be loaded fails the
-requests that ask for it, and no others.
+an unloaded model is gone before another uses its memory; a request that waits for a model is
+overtaken for at most `_OVERTAKING_SECONDS`; and a model that cannot be loaded fails only the
+requests for that model.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from paceline.server.router.child import Child
 from paceline.storage.files import megabytes
 
 _OVERTAKING_SECONDS = 20.0
-"""How long requests for loaded models may overtake one that waits for a place. Without it two
-models that are asked in turn would be loaded for every request; with no end to it, never both."""
+"""How long requests for loaded models may overtake one that waits for a place. Without overtaking,
+two models in alternating use would load for every request; without a limit, one might never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     models: int = 1
-    """Models loaded at once."""
+    """Maximum loaded models."""
     memory: int | None = None
-    """Bytes of memory of all together, as estimated by their weights; None: no limit."""
+    """Memory limit in bytes for all models, estimated from their weights; None: no limit."""
     idle_seconds: float | None = None
-    """Time without requests after which a model is unloaded; None: never."""
+    """Time without requests until a model is unloaded; None: never."""
     waiting: int = 256
-    """Requests that may wait for a model."""
+    """Maximum requests that wait for a model."""
 
 
 @dataclass(slots=True)
@@ -47,14 +47,14 @@ class _Place:
 
 
 class Pool:
-    """The models that are loaded. For one event loop alone."""
+    """The loaded models. For one event loop alone."""
 
     def __init__(self, load: Callable[[str], Awaitable[Child]], limits: Limits) -> None:
         self._load, self._limits = load, limits
         self._places: dict[str, _Place] = {}
         self._changed = asyncio.Condition()
         self._waiting: list[float] = []
-        """When each request began to wait for a place, in order."""
+        """Times when requests began to wait for a place, in order."""
         self._closed = False
         self.loads = 0
         """Models loaded since the start."""
@@ -62,12 +62,12 @@ class Pool:
 
     @property
     def states(self) -> dict[str, str]:
-        """Name -> `loading`, `loaded` or `unloading`; others are not loaded."""
+        """Name -> `loading`, `loaded` or `unloading`; other models are not loaded."""
         return {name: _state(place) for name, place in self._places.items()}
 
     @property
     def loaded(self) -> dict[str, Child]:
-        """Name -> model, of those that can answer now."""
+        """Name -> model, for those that can answer now."""
         return {
             name: place.task.result()
             for name, place in self._places.items()
@@ -76,17 +76,17 @@ class Pool:
 
     @asynccontextmanager
     async def use(self, name: str, memory: int) -> AsyncIterator[Child]:
-        """A model, loaded first if necessary; it stays loaded in the meantime.
+        """Return a model, loaded first if necessary; it stays loaded until the context ends.
 
         Args:
             name: of the model.
             memory: bytes of memory that it needs.
 
         Raises:
-            InvalidRequest: it needs more memory than all models may have.
-            QueueFull: as many requests wait as may.
+            InvalidRequest: the model needs more memory than all models may have.
+            QueueFull: too many requests are waiting.
             Draining: the pool was closed.
-            PacelineError: it cannot be loaded.
+            PacelineError: the model cannot be loaded.
         """
         max_memory = self._limits.memory
         if max_memory is not None and memory > max_memory:
@@ -96,7 +96,7 @@ class Pool:
             )
         place = await self._place(name, memory)
         try:
-            # Another request may wait for the same model: it is loaded whoever leaves.
+            # Another request may wait for the same model: loading continues if one leaves.
             yield await self._result(place)
         finally:
             place.users -= 1
@@ -105,14 +105,14 @@ class Pool:
             await self._notify()
 
     async def close(self, grace: float) -> None:
-        """Load nothing more, and unload all: after `grace` seconds, though requests may run.
+        """Load nothing more, and unload all models after `grace` seconds, even if requests run.
 
-        May be called again, with less.
+        May be called again, with a shorter time.
         """
         self._closed = True
         await self._notify()
         for place in [*self._places.values()]:
-            place.task.cancel()  # one that is being loaded
+            place.task.cancel()  # a model that is being loaded
             self._unload(place, grace)
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -126,7 +126,7 @@ class Pool:
             raise
 
     async def _place(self, name: str, memory: int) -> _Place:
-        """The place of a model, with one more user."""
+        """Return the place of a model, with one more user."""
         since = monotonic()
         waits = False
         try:
@@ -158,7 +158,7 @@ class Pool:
                 await self._notify()
 
     def _has_room(self, memory: int) -> bool:
-        """Whether a model has room now; if not, one that is idle begins to leave."""
+        """Return whether a model has room now; if not, begin to unload an idle one."""
         max_memory = self._limits.memory
         count = len(self._places)
         held = sum(place.memory for place in self._places.values())
@@ -203,7 +203,7 @@ class Pool:
                 return  # used since, or gone
             if place.task.done():
                 self._unload(place)
-            else:  # whoever asked for it is gone before it is loaded
+            else:  # all requests for it left before it was loaded
                 self._unload_when_idle(place)
 
         asyncio.get_running_loop().call_later(seconds, check, place.used)

@@ -1,9 +1,9 @@
 """`paceline serve --all`: every installed model at one port, from start to shutdown.
 
 The application forwards each request to its model's process. Its routes are those of one model's
-server, but for `_NOT_HERE`. Invariants: a body is forwarded unchanged; what the model's server
-sends is passed on as it comes; and no string of a client is used as a file name: a model is found
-by its name in the list of those that are here.
+server, except `_NOT_HERE`. Invariants: a body is forwarded unchanged; replies of the model's server
+are streamed unchanged; and no client string is used as a file name: a model is looked up by name in
+the list of installed models.
 """
 
 import asyncio
@@ -45,14 +45,14 @@ POSTS = [path.removeprefix("/v1") for path in BODIES]
 """Paths whose bodies name the model."""
 
 _NOT_HERE = ("/tokenizer_info",)
-"""Paths of a model's server alone: a request for them names no model."""
+"""Paths of a single model's server: a request for them names no model."""
 
 _LIST_SECONDS = 1.0
-"""Age of the list of models at which it is read again for a name that is not in it."""
+"""Minimum age of the model list before an unknown name triggers another read."""
 
 _REQUEST_HEADERS = ("accept", "content-type", "anthropic-version", "anthropic-beta")
 _REPLY_HEADERS = ("cache-control", "retry-after", "x-accel-buffering")
-"""Headers that are passed on; others are of one connection, or of the server's own."""
+"""Headers that are forwarded; others belong to one connection, or to the server itself."""
 
 _COUNTERS = {
     "loads": "Models loaded since the start",
@@ -66,18 +66,18 @@ class Router:
     def __init__(
         self, listed: Callable[[], Sequence[Listed]], pool: Pool, settings: Settings, default: str
     ) -> None:
-        """Serve the models of `listed`; `default` is that of a request that names none."""
+        """Serve the models of `listed`; `default` is used for requests that name none."""
         self.settings = settings
-        self.errors = 0  # requests that ended with one here, not in a model's process
+        self.errors = 0  # requests that failed in the router, not in a model's process
         self._listed, self._pool, self._default = listed, pool, default
         self._models: dict[str, Listed] = {}
         self._read = -_LIST_SECONDS
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        # A model's process has limits of its own; an answer may take minutes. A request never waits
-        # for another one's connection: those of clients are limited.
+        # A model's process has its own limits; an answer may take minutes. A request never waits
+        # for another request's connection: client connections are limited.
         self._client = httpx.AsyncClient(
-            trust_env=False,  # loopback addresses alone: no proxy
+            trust_env=False,  # only loopback addresses: no proxy
             timeout=httpx.Timeout(None, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
         )
@@ -93,7 +93,7 @@ class Router:
             asyncio.run_coroutine_threadsafe(self._pool.close(grace), loop).result()
 
     def routes(self) -> list[BaseRoute]:
-        """All paths, with the prefix /v1 and without it."""
+        """Return all paths, with and without the prefix /v1."""
         all_routes: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
         all_routes.append(openapi_route(self.settings, _NOT_HERE))
         forward = Endpoint(self, self._forward)
@@ -108,7 +108,7 @@ class Router:
         return all_routes
 
     async def _forward(self, body: bytes, reply: Reply) -> None:
-        """Forward a body, and the reply of the model's server as it comes."""
+        """Forward a body, and stream the reply of the model's server."""
         self._loop = asyncio.get_running_loop()
         is_long = Lane.of(body) is Lane.LONG
         read = await asyncio.to_thread(parse, _Named, body) if is_long else parse(_Named, body)
@@ -146,14 +146,14 @@ class Router:
             async for part in response.aiter_raw():
                 await reply.write(part)
         except httpx.TransportError as error:
-            # The status is sent: the connection breaks, so that the client notices.
+            # The status is sent: the connection breaks, so that the client detects it.
             raise _ended(error) from error
         finally:
             await response.aclose()
         await reply.write(b"", more=False)
 
     async def _model(self, name: str | None) -> Listed:
-        """The model of a name. Raises ApiError if it is not here."""
+        """Return the model with a name. Raises ApiError if it is not installed."""
         model = name or self._default
         if model not in self._models and monotonic() - self._read >= _LIST_SECONDS:
             await self._read_list()
@@ -168,12 +168,12 @@ class Router:
         self._read = monotonic()
 
     async def _list(self, _request: Request) -> Response:
-        """The models that are here, and which of them are loaded."""
+        """Reply with the installed models, and their states."""
         await self._read_list()
         return JSONResponse(model_list([*map(self._entry, self._models.values())]))
 
     async def _one(self, request: Request) -> Response:
-        """The model with a name; the list without one. Raises ApiError if it is not here."""
+        """Reply with a model; without a name, with the list. Raises ApiError if not installed."""
         if not request.path_params["name"]:
             return await self._list(request)
         return JSONResponse(self._entry(await self._model(request.path_params["name"])))
@@ -183,7 +183,7 @@ class Router:
         return model_entry(model.name, status={"value": state})  # as in llama.cpp's router
 
     async def _stored(self, request: Request) -> Response:
-        """A stored response, of whichever loaded model has it; an unloaded one has none."""
+        """Reply with a stored response from any loaded model; unloaded models have none."""
         reply: Response | None = None
         client = {CLIENT_HEADER: str(client_of(request.scope))}
         for _, response in await self._ask_all(request.url.path, request.method, client):
@@ -195,7 +195,7 @@ class Router:
         return reply
 
     async def _health(self, _request: Request) -> Response:
-        """200 if requests are accepted; the state of every model that is loaded."""
+        """Reply 200 if requests are accepted, with the state of every loaded model."""
         states = dict(self._pool.states)
         for name, response in await self._ask_all("/health"):
             if response is None:
@@ -207,7 +207,7 @@ class Router:
         return JSONResponse({"status": "ok", "models": states})
 
     async def _metrics(self, _request: Request) -> Response:
-        """The metrics of every loaded model, with its name as a label, and those of the router."""
+        """Reply with the metrics of every loaded model, labeled by name, and the router's own."""
         texts = {
             name: response.text
             for name, response in await self._ask_all("/metrics")
@@ -222,7 +222,7 @@ class Router:
     async def _ask_all(
         self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
     ) -> Iterable[tuple[str, httpx.Response | None]]:
-        """The reply of each loaded model's server; None: it did not reply."""
+        """Return the reply of each loaded model's server, or None if it did not reply."""
         children = self._pool.loaded
 
         async def ask(child: Child) -> httpx.Response | None:
@@ -241,7 +241,7 @@ class Router:
 
 
 class _Named(Body):
-    """What the router reads of a body."""
+    """The fields that the router reads from a body."""
 
     model: str | None = None
 
@@ -256,21 +256,21 @@ def _ended(error: httpx.TransportError) -> ApiError:
 
 
 class _Families(CollectorRegistry):
-    """Metrics that were read."""
+    """Metrics from the models' servers."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         super().__init__()
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; called by the Prometheus client."""
+        """Return all metrics; called by the Prometheus client."""
         yield from self._families
 
 
 def _labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
-    """Metrics in Prometheus' text format.
+    """Return metrics in Prometheus' text format.
 
-    `texts`: a model's name -> the metrics of its server; `counters`: the values of `_COUNTERS`.
+    `texts`: model name -> metrics of its server; `counters`: the values of `_COUNTERS`.
     """
     families: dict[str, Metric] = {}
     for model, text in texts.items():
@@ -301,7 +301,7 @@ class RouterServer(HttpServer):
         listed: Callable[[], Sequence[Listed]] = list_models,
         say: Callable[[str], Any],
     ) -> None:
-        """Bind the address; see `serve_all`. `listed` lists the models that are here."""
+        """Bind the address; see `serve_all`. `listed` lists the installed models."""
         super().__init__(settings)
 
         async def load(name: str) -> Child:
@@ -325,18 +325,18 @@ def serve_all(
     say: Callable[[str], Any] = say_line,
     quiet: bool = True,
 ) -> None:
-    """Serve all models that are here until SIGTERM or SIGINT; a second signal ends it at once.
+    """Serve all installed models until SIGTERM or SIGINT; a second signal ends it at once.
 
     Args:
-        default: the model of a request that names none.
+        default: the model for requests that name none.
         options: options of `paceline serve` for each model's own process.
-        settings: of the server; what concerns answers is among the `options`.
+        settings: of the server; settings of answers are among the `options`.
         limits: how many models are loaded, and for how long.
-        say: gets the line with the URL once the server listens, then what the models' servers say.
+        say: receives the line with the URL once the server listens, then the models' output.
         quiet: False: write a line for each request to standard error.
 
-    Raises as `bound` does, and InvalidRequest if the default model is not here. The one of every
-    command need not be: requests may name others.
+    Raises as `bound` does, and InvalidRequest if the default model is not installed. Only the
+    default model of all commands may be missing: requests may name other models.
     """
     names = sorted(listed.name for listed in list_models() if listed.here)
     if default not in names and default != DEFAULT_MODEL:
