@@ -1,6 +1,6 @@
-"""The lab: measurements of drafters, other runtimes and recordings, and tables that are learnt.
+"""The lab: measures drafters and other runtimes, replays recordings, and learns tables.
 
-Entry points in pyproject.toml add its commands to paceline, which knows no name of this package.
+Entry points in pyproject.toml add its commands to paceline, which never names this package.
 """
 
-import paceline  # noqa: F401  (turns off what other packages would report)
+import paceline  # noqa: F401  (disables the telemetry of other packages)

@@ -1,8 +1,8 @@
 """A client of OpenAI-compatible servers: greedy requests from several clients at once.
 
-Tokens are counted by the server (`usage`), times by the client. A paceline server decodes plainly
-or with speculation, as a request says; another one as it was started, so its plain decoding is a
-second server's. A server may draft, and prompts may be prefix cache hits.
+The server counts tokens (`usage`), the client measures times. On a paceline server, each request
+chooses plain or speculative decoding. Other servers are configured at their start, so plain
+decoding needs a second one. A server may draft, and prompts may be prefix cache hits.
 """
 
 import json
@@ -28,7 +28,7 @@ _PACELINE: Mapping[str, Mapping[str, Any]] = {
     PLAIN: {"cache_prompt": False, "speculation": {"drafter": "none"}},
     SPECULATION: {"cache_prompt": False},
 }
-"""Mode -> fields of a request to a server of ours."""
+"""Mode -> fields of a request to a paceline server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ServedModel:
     """A server's URL and model, and the fields of every request."""
 
     url: str
-    """For example `http://127.0.0.1:8000/v1`."""
+    """Base URL, for example `http://127.0.0.1:8000/v1`."""
     model: str
     max_tokens: int = 0
     key: str | None = None
@@ -44,7 +44,7 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """Host and path, without a user and password."""
+        """The host and path, without a user and password."""
         parts = urlsplit(self.url)
         return parts.netloc.rpartition("@")[2] + parts.path
 
@@ -60,9 +60,9 @@ class Access:
 def connect(url: str, access: Access, plain_url: str | None = None) -> Mapping[str, ServedModel]:
     """Return mode -> endpoint of the server at a base URL; plain decoding first.
 
-    `plain_url` is that of a second server, which was started without speculation. Raises
-    InvalidRequest if no OpenAI-compatible server answers, or if it has several models and `access`
-    names none.
+    `plain_url` is the URL of a second server, started without speculation. Raises InvalidRequest if
+    no OpenAI-compatible server answers, or if it has several models and `access` does not choose
+    one.
     """
     server, is_ours = _endpoint(url, access)
     if plain_url is not None:
@@ -72,7 +72,7 @@ def connect(url: str, access: Access, plain_url: str | None = None) -> Mapping[s
 
 
 def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
-    """The endpoint at a base URL, and whether it is a server of ours."""
+    """Return the endpoint at a base URL, and whether it is a paceline server."""
     url = url.rstrip("/")
     key, name = key_for(url, access.api_key), access.served_model
     try:
@@ -97,7 +97,7 @@ def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
 class Sample:
     prompt: str
     seconds: float
-    """Of the whole answer."""
+    """Time of the whole answer."""
     first: float | None = None
     """Seconds to the first delta with text; None if there was none."""
     tokens: int = 0
@@ -106,7 +106,7 @@ class Sample:
     drafted: int = 0
     """Draft tokens, which llama.cpp and paceline report."""
     text: str = ""
-    """Of thoughts, too."""
+    """Text of the answer, reasoning included."""
     error: str | None = None
 
 
@@ -118,9 +118,9 @@ def closed_loop(
     requests: int,
     watch: Callable[[int], None] = lambda _: None,
 ) -> list[Sample]:
-    """Send `requests` in all from `clients`; a client sends one when its last answer has ended.
+    """Send `requests` in all from `clients`; each client waits for its last answer to end.
 
-    Returns the samples as they ended; `watch` is called with their number after each.
+    Returns the samples in order of completion; `watch` is called with their number after each.
     """
     import asyncio
 
@@ -155,8 +155,8 @@ async def _send(client: Any, endpoint: ServedModel, prompt: Asked) -> Sample:
         "model": endpoint.model,
         "messages": [*messages],
         "max_tokens": endpoint.max_tokens,
-        # Greedy, whatever the server's defaults are. No seed: there is nothing to draw, and
-        # mlx-lm's server takes a request that has one out of its batch.
+        # Greedy, whatever the server's defaults are. No seed: greedy decoding draws nothing, and
+        # mlx-lm's server takes a request that has a seed out of its batch.
         "temperature": 0,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
@@ -195,12 +195,12 @@ async def _check(answer: Any) -> None:
 
 
 def _one_line(error: object) -> str:
-    """The start of an error's text, which may be a page of HTML, without its line breaks."""
+    """Return the start of an error's text, which may be a page of HTML, without its line breaks."""
     return " ".join(str(error).split())[:200]
 
 
 def _read_line(line: str, started: float, fields: dict[str, Any], pieces: list[str]) -> bool:
-    """Read one line of the event stream into `fields` and `pieces`; whether it ends the answer."""
+    """Read one event stream line into `fields` and `pieces`; return whether it ends the answer."""
     if not line.startswith("data:"):
         return False
     if line.removeprefix("data:").strip() == "[DONE]":

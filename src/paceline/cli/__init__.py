@@ -1,1 +1,1 @@
-"""The command line: one module per command, with its options, its work and its output."""
+"""The command line: one module per command, with its options, logic and output."""

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from paceline.runtime.stream import Stream
 
 _STRUCTURE = re.compile(r"^\s*(\{|\w[\w-]*\s*::=|start\s*:)", re.MULTILINE)
-"""The beginning of a schema, or a line of a grammar: no name of a file."""
+"""Matches the beginning of a schema, or a line of a grammar: not a file name."""
 
-_TRIAL_SHARE = 3  # 1 / this of memory, at most, has a suggested model
-_TRIAL_SPEED = 5  # fewest expected tokens/s of a suggested model
+_TRIAL_SHARE = 3  # the reciprocal of a suggested model's maximum share of memory
+_TRIAL_SPEED = 5  # minimum expected tokens/s of a suggested model
 _CORE_BANDWIDTH, _BANDWIDTH = 5e9, 40e9
-"""Estimated bytes of weights per second, read by a CPU and by all CPUs of a machine. Two CPUs of
+"""Estimated bytes of weights per second, read by one CPU and by all CPUs of a machine. Two CPUs of
 shared servers read 7 to 19 GB/s of SmolLM2 135M and 10 of a 1.7B in Q4_K_M (November 2026)."""
 
 
@@ -45,7 +45,7 @@ class AnswerArguments:
     """Command-line options for generation."""
 
     given: Options
-    """As the command line writes them; those that were left out are None."""
+    """Values as on the command line; missing options are None."""
     stats: Annotated[
         bool, Option("--stats", help="how it went: speed, accepted drafts, engine and seed")
     ] = False
@@ -67,7 +67,7 @@ class AnswerArguments:
         return None if text is None else as_unicode(text, "--system")
 
     def options(self, *, raw: bool = False) -> Options:
-        """Return the options of `Model.stream`, without those that were left out."""
+        """Return the options of `Model.stream`, without missing ones."""
         options: Any = {"repetition_detection": not self.given.get("ignore_eos"), "raw": raw}
         for name, written in self.given.items():
             if written not in (None, ()) and name != "system":  # which becomes a message
@@ -77,7 +77,7 @@ class AnswerArguments:
 
 
 def value_of(name: str, written: Any) -> Any:
-    """Return the value in Python of an option that the command line writes so."""
+    """Return an option's Python value for its value on the command line."""
     if name in STRUCTURES:
         return _structure(name, written)
     if name == "logit_bias":
@@ -86,9 +86,9 @@ def value_of(name: str, written: Any) -> Any:
 
 
 def _structure(name: str, value: str) -> str:
-    """Return the text of a schema, grammar or expression: the value, or that of the file it names.
+    """Return the text of a schema, grammar or expression: the value, or the content of its file.
 
-    The schema `json` is that of any object, as in ollama.
+    The schema `json` allows any object, as in Ollama.
     """
     if name == "json_schema" and value == "json":
         return '{"type": "object"}'
@@ -132,7 +132,7 @@ def load_for_answers(
 
 
 def trial_notice(name: str) -> str | None:
-    """Return a notice for the first use of the default model; None for others, or later."""
+    """Return a notice for the first use of the default model, or None in all other cases."""
     from paceline.models import DEFAULT_MODEL, cache_dir, list_models
     from paceline.storage.files import megabytes
     from paceline.system.machine import cpu_cores, memory_bytes
@@ -159,7 +159,7 @@ def step_printer(
 ) -> "Callable[[Step], None]":
     """Return a function that prints the steps of one answer; with --json it prints nothing.
 
-    Thoughts go to standard error, dim, unless --quiet.
+    Reasoning goes to standard error, dim, unless --quiet.
     """
 
     def printed(step: "Step") -> None:
@@ -246,7 +246,7 @@ def short_statistics(result: "Result") -> str | None:
 
 
 def ending(result: "Result", *, chat: bool = False, structured: bool = False) -> str | None:
-    """Return why an answer was stopped and how to continue, or None if it ended as asked."""
+    """Return why an answer was stopped and how to continue, or None if it ended as requested."""
     if result.finish_reason == "repetition":
         option = "/set repetition_detection off" if chat else "--no-repetition-detection"
         return f"stopped: the answer repeats itself; {option} turns this off"

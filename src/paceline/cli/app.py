@@ -1,6 +1,6 @@
 """The command line: finds a command's module, runs it, and turns errors into exit codes.
 
-Answers go to standard output, everything else to standard error. Exit codes: 0 done, 1 a check
+Answers go to standard output, everything else to standard error. Exit codes: 0 success, 1 a check
 failed, 2 the user's mistake, 130 stopped with Ctrl-C.
 """
 
@@ -29,19 +29,19 @@ COMMANDS = (
     *("pull", "models", "generate", "chat", "batch", "decide", "serve", "launch", "bench"),
     *("verify", "plan", "show", "ps", "rm", "forget"),
 )
-"""Each is the module of the same name in this folder; other packages add more."""
+"""Commands, each the module of the same name in this folder; other packages add more."""
 
 _UNKNOWN = re.compile("No such command '(.+?)'")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""Errors of an output that takes no more, or was closed by the caller."""
+"""Errors of an output that accepts no more data, or was closed by the caller."""
 
 
 class Commands(Group):
     """Imports a command's module when the command is looked up."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the order of the help."""
+        """Return all names, in the order of the help."""
         return [*dict.fromkeys((*COMMANDS, *super().list_commands(ctx)))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -53,7 +53,7 @@ class Commands(Group):
         return command
 
     def invoke(self, ctx: Any) -> int:
-        """Run a command; returns the exit code, after a line about an output or Ctrl-C."""
+        """Run a command; return the exit code, after a line about an output error or Ctrl-C."""
         try:
             stop_by_exception()
             code: int = super().invoke(ctx)
@@ -88,11 +88,11 @@ def _paceline(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; return the exit code."""
     _open_closed_streams()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # files and pipes are UTF-8, whatever the locale is
-            # `console.as_unicode` says where a byte is wrong.
+            # `console.as_unicode` reports the position of an invalid byte.
             errors = "surrogateescape" if stream is sys.stdin else "backslashreplace"
             encoding = None if stream.isatty() else "utf-8"
             stream.reconfigure(encoding=encoding, errors=errors, newline=None)
@@ -138,7 +138,7 @@ def _reach_this_machine() -> None:
 def translated(words: Sequence[str]) -> list[str]:
     """Return the words of a command line, with paceline's names.
 
-    `run MODEL` is a chat with the model, `run MODEL PROMPT` one answer of it.
+    `run MODEL` is a chat with the model, `run MODEL PROMPT` a single answer.
     """
     match [*words]:
         case ["run", model, prompt, *rest] if "-" not in (model[:1], prompt[:1]):
@@ -154,7 +154,7 @@ def translated(words: Sequence[str]) -> list[str]:
 
 def _output_failed(error: OSError) -> int:
     """Return the exit code for a reader that left. Raises other errors."""
-    closed = isinstance(error, BrokenPipeError)  # by its reader, who has seen enough
+    closed = isinstance(error, BrokenPipeError)  # by its reader, which stopped early
     if not closed and (error.filename is not None or error.errno not in _FULL):
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for text in the buffer
@@ -164,7 +164,7 @@ def _output_failed(error: OSError) -> int:
 
 
 def _usage_error(error: typer.TyperException) -> tuple[str, str]:
-    """Return a command, and the mistake in its words on one line."""
+    """Return the failing command, and its error message on one line."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "paceline"
     message = error.format_message()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.server.offline import Line, Offline
     from paceline.server.ray_offline import RayOffline
 
-_MAX_NAMED = 20  # faulty lines that an error names
+_MAX_NAMED = 20  # maximum faulty lines in an error
 _CHECKED = 64  # lines, before progress is shown
 
 _NAME = re.compile(r"\{(\w+)\}")
@@ -36,7 +36,7 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Options of prompts that lack them."""
+    """Default options of prompts."""
 
     given: Options
 
@@ -220,7 +220,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _lines(values: Iterator[tuple[int, Any]]) -> tuple[list["Line"], dict[int, str]]:
-    """Return the requests, and number -> fault of those that are faulty."""
+    """Return the requests, and number -> fault of faulty ones."""
     from paceline.server.offline import Line, line_of
 
     lines, faults, numbers = list["Line"](), dict[int, str](), dict[str, int]()

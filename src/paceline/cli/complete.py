@@ -1,4 +1,4 @@
-"""Values that a shell completes; typer selects those that begin as typed. Nothing is downloaded."""
+"""Values for shell completion; typer selects those with the typed prefix. Nothing is downloaded."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ def installed() -> Iterable[str]:
 
 
 def drafters(incomplete: str) -> Iterable[str]:
-    """Return what may follow the last + of a drafter."""
+    """Return the values that may follow the last + of a drafter."""
     from paceline.drafters import drafter_names
 
     before, plus, _ = incomplete.rpartition("+")

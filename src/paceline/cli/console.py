@@ -26,7 +26,7 @@ STDIN = "-"
 
 _ANY_WIDTH = 10_000  # columns of a table that no terminal shows
 
-_PATIENCE = 1.0  # seconds without standard input before a line names it
+_PATIENCE = 1.0  # seconds without standard input before a notice
 
 
 def say(text: str) -> None:
@@ -40,12 +40,12 @@ def say_error(error: object) -> None:
 
 
 def screen_text(text: str, stream: IO[str]) -> str:
-    """Return a text of a model as `stream` gets it: as it is, unless that is a terminal."""
+    """Return a model's text for `stream`: unchanged, unless that is a terminal."""
     return visible(text) if stream.isatty() else text
 
 
 def json_text(value: Any) -> str:
-    """Return `value` as JSON, in ASCII where standard output or a terminal needs that."""
+    """Return `value` as JSON, in ASCII if standard output or a terminal needs that."""
     text = json.dumps(value, ensure_ascii=False, default=path_text)
     is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
     return text if is_utf8 and text == visible(text) else json.dumps(value, default=path_text)
@@ -98,7 +98,7 @@ def print_value(output: Output, value: Any, text: str) -> None:
 
 
 def print_report(report: "Report", output: Output, path: Path | None = None) -> int:
-    """Print a report, and write it to `path`; returns the exit code."""
+    """Print a report, and write it to `path`; return the exit code."""
     from paceline.storage.files import write_bytes, writing
     from paceline.storage.report import json_file
 
@@ -146,7 +146,7 @@ def check_writable(path: Path | None) -> None:
 def read_text(path: Path, *, quiet: bool = False) -> str:
     """Return the text of a file; - is standard input.
 
-    Raises InvalidRequest for one that cannot be read, or is not text.
+    Raises InvalidRequest for a file that cannot be read, or is not text.
     """
     if str(path) == STDIN:
         return read_stdin(quiet=quiet)
@@ -160,7 +160,7 @@ def read_text(path: Path, *, quiet: bool = False) -> str:
 def read_stdin(*, quiet: bool = False) -> str:
     """Return the text of standard input. Raises InvalidRequest if it is not text.
 
-    Prints a line if its end takes time to come, unless `quiet`.
+    Prints a line if the end of input is delayed, unless `quiet`.
     """
     notice = threading.Timer(_PATIENCE, say, ["[reading standard input to its end; Ctrl-C stops]"])
     notice.daemon = True
@@ -173,14 +173,14 @@ def read_stdin(*, quiet: bool = False) -> str:
 
 
 def as_unicode(text: str, source: str) -> str:
-    """Return the text, which may have the bytes of another locale, as `decode` does."""
+    """Return the text, which may have bytes of a different locale, as `decode` does."""
     return decode(text_bytes(text), source, say)
 
 
 def piped_text(output: Output) -> str:
     """Return the text that is piped in after a prompt, and print its size; empty without any.
 
-    Other inputs than pipes, sockets and files may never end, and are not read.
+    Inputs other than pipes, sockets and files may never end, and are not read.
     """
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
@@ -203,8 +203,8 @@ def piped_text(output: Output) -> str:
 
 
 def _comes(descriptor: int) -> bool:
-    """Return whether a byte or the end comes in time; takes nothing."""
-    if sys.platform == "win32":  # which selects sockets alone
+    """Return whether a byte or the end arrives in time, without reading it."""
+    if sys.platform == "win32":  # where `select` supports only sockets
         import msvcrt
         from ctypes import byref, c_ulong, windll
 

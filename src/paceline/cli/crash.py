@@ -1,8 +1,8 @@
-"""One line when a native library ends the process, by an assert or a bad address.
+"""Prints one line when a native library ends the process, by an assert or a bad address.
 
-Python runs its own signal handlers between two bytecodes, to which a library that has crashed never
-returns. So the C handler of the signal is a callback of ctypes. Invariant: it writes the line and
-ends the process, and touches nothing else, as any state may be broken.
+Python runs its own signal handlers between two bytecodes, but a crashed library never returns to
+Python. So the signal's C handler is a ctypes callback. Invariant: it writes the line and ends the
+process, and touches nothing else, as any state may be corrupt.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ def _crashed(number: int) -> None:
 
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_crashed)
-"""Kept, because C has its address."""
+"""The handler, referenced here because C has its address."""
 
 
 def say_crashes() -> None:

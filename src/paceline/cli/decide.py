@@ -55,7 +55,7 @@ def decide(
         asked.append(_question(as_unicode(question, "the question"), choice, level))
     if not asked:
         raise InvalidRequest("the question is missing; give it as an argument or with --questions")
-    read_questions(asked)  # a wrong one is refused before the model is looked for
+    read_questions(asked)  # a wrong one is rejected before the model lookup
     if file is None and sys.stdin.isatty():
         raise InvalidRequest("the text is missing; give it with --file, or piped in")
     text = read_text(file or Path(STDIN), quiet=output.quiet)

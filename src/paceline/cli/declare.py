@@ -1,7 +1,7 @@
 """Declarations of options: those of an answer, from `paceline.options`, and common kinds.
 
-Every parser raises ValueError. Invariant: every number is checked where the command line is read,
-so that no command gets one that is not finite or is out of its range: `int` and `float` without a
+Every parser raises ValueError. Invariant: every number is checked when the command line is read, so
+that no command gets a number that is not finite or is out of its range: `int` and `float` without a
 parser are not used as the type of an option.
 """
 
@@ -41,7 +41,7 @@ class WholeOr:
 
 
 def _bias(text: str) -> tuple[int, float]:
-    """Token id and bias of TOKEN=BIAS."""
+    """Return the token id and bias of TOKEN=BIAS."""
     token, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{shown(text)} is not TOKEN=BIAS, as in 42=-5")
@@ -87,11 +87,11 @@ _NOTES = {
     "repetition_detection": "; default: unless --ignore-eos",
     **dict.fromkeys(("stop", "logit_bias"), "; may be repeated"),
 }
-"""Option -> what its help says besides."""
+"""Option -> additional text of its help."""
 
 
 def parser_of(name: str) -> Callable[[str], Any] | None:
-    """Return what makes a value of a text for an option; None: its value is the text."""
+    """Return the parser of an option's text, or None if the text is the value."""
     values = OPTIONS[name].values
     number = values if isinstance(values, Range) else None
     return _WRITTEN[name][1] if name in _WRITTEN else number

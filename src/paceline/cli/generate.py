@@ -70,7 +70,7 @@ def generate(
         options["system"] = answer.system
     if expected is not None:
         options["prediction"] = [0]  # its tokens, once there is a tokenizer
-    request = check(options)  # before the model is looked for
+    request = check(options)  # before the model lookup
     encoded: list[EncodedPrompt] = []
 
     def encode(files: "ModelFiles") -> None:
@@ -87,7 +87,7 @@ def generate(
         for step in stream:
             show(step)
     if output.json:
-        ids = stream.tokens[: stream.result.prompt_tokens]  # `bench simulate` needs them
+        ids = stream.tokens[: stream.result.prompt_tokens]  # for `bench simulate`
         result = {**stream.result.as_dict(), "prompt_token_ids": ids}
         print(json_text(result))
     else:

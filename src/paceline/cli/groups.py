@@ -1,6 +1,6 @@
 """Groups of commands, extended by other packages through entry points.
 
-They are imported when they are named or listed.
+Commands are imported when they are named or listed.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from paceline import plugins
 
 
 class Group(TyperGroup):
-    """List its commands, then those of other packages: `bench.sweep` in the group `bench`."""
+    """A group of its commands and those of other packages: `bench.sweep` in the group `bench`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the order of the help."""
+        """Return all names, in the order of the help."""
         prefix, names = self._prefix(), plugins.names(plugins.COMMANDS)
         rests = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
         return [*dict.fromkeys((*self.commands, *(rest for rest in rests if "." not in rest)))]
@@ -30,7 +30,7 @@ class Group(TyperGroup):
         return f"{self.name}." if self.name else ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words; without any, those for help."""
+        """Parse the words; without any, show the help."""
         return super().parse_args(ctx, args or ["--help"] * (not ctx.resilient_parsing))
 
 
@@ -38,7 +38,7 @@ def load_command(entry: str, name: str) -> Any:
     """Return an entry point's command, as `name`; one that cannot be imported is still listed."""
     try:
         app = plugins.load(plugins.COMMANDS, entry)
-        app = getattr(app, "app", app)  # of a function that `command` decorates
+        app = getattr(app, "app", app)  # for a function that `command` decorates
         if not isinstance(app, Typer):
             raise plugins.PluginError(f"{entry!r} is {app!r}; expected a Typer app")  # noqa: TRY301
     except plugins.PluginError as error:

@@ -1,4 +1,4 @@
-"""Names in llama.cpp, ollama and mlx-lm: followed where ours means the same, otherwise answered.
+"""Names in llama.cpp, Ollama and mlx-lm: translated if equivalent, otherwise explained.
 
 A test compares `habits.json` with the tables of docs/coming-from.md.
 """
@@ -15,16 +15,16 @@ _ABOVE_2 = re.compile(r"[3-9]|[1-9][0-9]+")
 
 @cache
 def habits(kind: str) -> Mapping[str, str]:
-    """Return a table: names elsewhere, each with ours or an answer.
+    """Return a table: names elsewhere, each with paceline's name or an explanation.
 
-    `numbers` has options of ours whose value is a number in other programs alone.
+    `numbers` has paceline's options whose value is a number only in other programs.
     """
     table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))[kind]
     return {theirs: ours for ours, names in table.items() for theirs in names}
 
 
 def followed(word: str, names: Collection[str], fail: Callable[[str], object]) -> str:
-    """Return a word with our option for another program's; `fail` gets an answer if none fits.
+    """Translate a word's option to paceline's; `fail` gets an explanation if none fits.
 
     `names` has the options of the command.
     """
@@ -44,8 +44,8 @@ def with_habits(
 ) -> list[str]:
     """Return a command's words, with those before -- as `followed` returns them.
 
-    `options` are those of the command, and whether a value follows. `fail` gets an answer for a
-    value that is missing, or would be a number in another program alone.
+    `options` are those of the command, each with True if a value follows. `fail` gets an
+    explanation for a missing value, and for one that is a number only in another program.
     """
     end = words.index("--") if "--" in words else len(words)
     ours = [followed(word, options, fail) for word in words[:end]]

@@ -1,7 +1,7 @@
-"""Ctrl-C before a command works and after it has ended: one line, at once.
+"""Handles Ctrl-C before a command works and after it has ended: prints one line, at once.
 
-Imports nothing of ours and little else. While a command works, Ctrl-C is a KeyboardInterrupt, so
-that it can clean up; in an import that would be a traceback, and perhaps an error of the package.
+Imports no other paceline module and little else. While a command works, Ctrl-C is a
+KeyboardInterrupt, so that it can clean up; in an import it would cause a traceback or an error.
 """
 
 # `signal` itself takes milliseconds, and until it is handled Ctrl-C is a traceback.
@@ -24,7 +24,7 @@ def stop_at_once() -> None:
 
 
 def stop_by_exception() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt, and again if Python has lost it.
+    """Let Ctrl-C raise KeyboardInterrupt, and raise it again if Python has lost it.
 
     Python prints and drops errors without a caller: in a finalizer, in a callback of a weak
     reference (each import ends with one), in a function that C calls.
@@ -37,8 +37,8 @@ def stop_by_exception() -> None:
 def is_interrupt(error: BaseException | None) -> bool:
     """Return whether an error comes from Ctrl-C.
 
-    In an import, a compiled package makes an ImportError of it, and Python 3.11 a RuntimeError
-    where it names the attributes of a class.
+    In an import, a compiled package turns it into an ImportError, and Python 3.11 into a
+    RuntimeError while setting the attribute names of a class.
     """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
@@ -52,7 +52,7 @@ def _stop(*_: object) -> None:
 
 def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
     if is_interrupt(unraisable.exc_value):
-        # From another thread, as this hook would also lose it.
+        # From another thread, because this hook would also lose it.
         _thread.start_new_thread(_interrupt_soon, (_thread.get_ident(),))
     else:
         sys.__unraisablehook__(unraisable)

@@ -1,8 +1,8 @@
-"""`paceline launch`: a coding agent with a model of this machine.
+"""`paceline launch`: a coding agent with a local model.
 
-The agent gets its settings by environment variables and arguments, so no file of the user changes.
-Invariant: a server that is started for it ends with this process, however that ends: its standard
-input is a pipe of this process.
+The agent gets its settings by environment variables and arguments, so the user's files do not
+change. Invariant: a server that is started for the agent ends with this process, however that ends:
+its standard input is a pipe of this process.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from paceline.errors import InvalidRequest, PacelineError
 from paceline.system.machine import direct_hosts
 
 _SERVE = ("--prompt-cache", "10")
-"""GB of prompts on disk: 20,000 tokens of a model with 4B parameters have 3."""
+"""GB of prompts on disk: 20,000 tokens of a model with 4B parameters take 3."""
 
 _ROOM = 1024
-"""Fewest tokens that a context has for the first message and its answer."""
+"""Minimum tokens of a context for the first message and its answer."""
 
 _IDLE_MS = 3_600_000
-"""How long an agent waits for a first token, in place of its own 5 minutes."""
+"""Time that an agent waits for a first token, in place of its default of 5 minutes."""
 
 
 class Endpoint(NamedTuple):
-    """A model that a server serves: URL without `/v1`, and maximum tokens of prompt and answer."""
+    """A model on a server: URL without `/v1`, and maximum tokens of prompt and answer."""
 
     root: str
     key: str
@@ -79,7 +79,7 @@ def _codex(server: Endpoint) -> Call:
     settings: dict[str, object] = {"model": server.model, "model_context_window": server.context}
     settings |= {"model_provider": "paceline", "analytics.enabled": False}
     settings |= {f"model_providers.paceline.{name}": value for name, value in provider.items()}
-    write = partial(json.dumps, ensure_ascii=False)  # JSON's pairs of surrogates are no TOML
+    write = partial(json.dumps, ensure_ascii=False)  # JSON's surrogate pairs are not TOML
     words = [f"-c{name}={write(value)}" for name, value in settings.items()]
     return {"PACELINE_API_KEY": server.key}, words
 
@@ -90,7 +90,7 @@ def _opencode(server: Endpoint) -> Call:
     models = {server.model: {"limit": limit}}
     provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": models}
     name = f"paceline/{server.model}"
-    # What the user's settings say of agents and providers may not lead to another server.
+    # The user's settings for agents and providers must not select another server.
     agents = ("build", "plan", "general", "explore", "title", "summary", "compaction")
     settings = {"provider": {"paceline": provider}, "model": name, "small_model": name}
     settings |= {"agent": {agent: {"model": name} for agent in agents}}
@@ -103,7 +103,7 @@ _AGENTS: dict[str, tuple[str, int, Callable[[Endpoint], Call]]] = {
     "codex": ("@openai/codex", 11_272, _codex),
     "opencode": ("opencode-ai", 7_831, _opencode),
 }
-"""Package of npm, and tokens of an interactive session's first request, counted on 2026-11-28 with
+"""npm package, and tokens of an interactive session's first request, counted on 2026-11-28 with
 the default model's tokenizer: Claude Code 2.1.197, Codex 0.171.0, opencode 1.18.33."""
 
 
@@ -155,7 +155,7 @@ def launch(
 
 
 def _running(model: str, context: int) -> Endpoint | None:
-    """Return a model at a server of this user that needs no key, or takes $PACELINE_API_KEY."""
+    """Return a model on a server of this user that needs no key, or accepts $PACELINE_API_KEY."""
     for url in registered_urls():
         with suppress(PacelineError):
             for entry in served(url):
@@ -184,16 +184,16 @@ def _call(agent: str, argv: Sequence[str], server: Endpoint) -> Call:
 async def _run_with_server(
     model: str, planned: Endpoint, call: Callable[[Endpoint], Call], note: Callable[[str], None]
 ) -> int:
-    """Run an agent with a server of its own, which has a key of its own."""
+    """Run an agent with its own server, which has its own key."""
     from paceline.server.router.child import Child
 
     note(f"starting a server of {planned.model}")
     child = await Child.start(model, _SERVE, note)
-    child.say = lambda _: None  # the terminal is the agent's
+    child.say = lambda _: None  # the agent uses the terminal
     ended = asyncio.ensure_future(child.wait())
     try:
         contexts = [entry["context"] for entry in served(f"{child.url}/v1", child.key)]
-        context = min([planned.context, *contexts])  # the KV cache may have less room
+        context = min([planned.context, *contexts])  # the KV cache may have fewer slots
         code = await _run(*call(Endpoint(child.url, child.key, planned.model, context)))
         if ended.done():
             say(f"the server of {planned.model} ended before the agent: {child.reason()}")
@@ -203,8 +203,8 @@ async def _run_with_server(
 
 
 async def _run(environment: dict[str, str], argv: Sequence[str]) -> int:
-    """Run an agent to its end; returns its exit code, as shells have it."""
-    # Ctrl-C is the agent's, which gets it from the terminal. Not SIG_IGN: children inherit that.
+    """Run an agent to its end; return its exit code, as shells do."""
+    # The agent gets Ctrl-C from the terminal. Not SIG_IGN: children inherit that.
     handlers = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     try:
         agent = await asyncio.create_subprocess_exec(*argv, env={**os.environ, **environment})

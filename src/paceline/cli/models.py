@@ -92,15 +92,15 @@ def _print_models(
 
 
 class _Head(NamedTuple):
-    """A drafter in the hub's cache."""
+    """A drafter in the Hugging Face Hub's cache."""
 
     listed: "Listed"
     models: Sequence[str]
-    """Those here that have its sizes."""
+    """Installed models of matching sizes."""
     facts: "HeadFacts | None" = None
-    """None: it cannot be read."""
+    """Facts of the drafter; None: it cannot be read."""
     fault: str = ""
-    """Why it cannot be read."""
+    """The error if it cannot be read."""
 
     @property
     def about(self) -> str:
@@ -113,7 +113,7 @@ class _Head(NamedTuple):
 
 
 def heads(models: Sequence["Listed"]) -> Iterator[_Head]:
-    """Return the installed drafters, each with the listed models that it is for."""
+    """Yield the installed drafters, each with the listed models that it is for."""
     from paceline.drafters import read_facts
     from paceline.models import list_drafters
     from paceline.models.published import fits
@@ -140,7 +140,7 @@ def _as_model(head: _Head) -> dict[str, Any]:
 
 
 def exactness_of(model: "Listed") -> list[dict[str, Any]]:
-    """Measured exactness of a model on this machine, as JSON: an entry for each way to run it."""
+    """Return a model's measured exactness on this machine, as JSON: one entry per configuration."""
     from paceline.models import open_folder
     from paceline.runtime.exactness import stored_exactness
 

@@ -1,7 +1,7 @@
 """Options that several commands share, and how a command declares its options.
 
 A command is a function whose parameters are `Annotated` with `typer.Option`: type, range and help
-are in one place. A dataclass parameter is an option for each of its fields.
+are in one place. A dataclass parameter becomes an option per field.
 """
 
 import inspect
@@ -29,7 +29,7 @@ MODEL_VARIABLE = "PACELINE_MODEL"  # names the default model
 
 
 def default_model() -> str:
-    """Return the model of a command without --model: $PACELINE_MODEL, the settings', or the trial.
+    """Return the default of --model: $PACELINE_MODEL, the settings' model, or the demo model.
 
     Raises InvalidRequest for a settings file that cannot be read.
     """
@@ -53,7 +53,7 @@ def _settings() -> dict[str, str]:
     import tomllib
 
     path = settings_file()
-    if not os.access(path, os.F_OK):  # nor one in a home that this user may not enter
+    if not os.access(path, os.F_OK):  # also for a home folder that this user may not enter
         return {}
     try:
         values = tomllib.loads(decode(path.read_bytes(), path))
@@ -68,7 +68,7 @@ def _settings() -> dict[str, str]:
 
 
 def group(about: str | None = None) -> Typer:
-    """Return a new group of commands, or the place of one command."""
+    """Return a new group of commands, or a Typer app for one command."""
     return Typer(
         cls=Group,
         help=about,
@@ -139,7 +139,7 @@ def _parameters(field: Any) -> Iterable[Parameter]:
 class Command(TyperCommand):
     """A command with a short help that accepts options of other programs (`habits.py`).
 
-    A command with --model and no arguments takes the model by its place.
+    A command with --model and no arguments also takes the model as a positional argument.
     """
 
     first: Sequence[str] = ()
@@ -194,12 +194,12 @@ class Command(TyperCommand):
         }
 
     def _takes_model(self, ctx: Any) -> bool:
-        """Return whether the command takes a model by its place."""
+        """Return whether the command takes a model as a positional argument."""
         parameters = {one.name: one.param_type_name for one in self.get_params(ctx)}
         return "model" in parameters and "argument" not in parameters.values()
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the parts of the line that shows how the command is used."""
+        """Return the parts of the usage line."""
         return [*super().collect_usage_pieces(ctx), *["[model]"] * self._takes_model(ctx)]
 
 
@@ -215,7 +215,7 @@ class Output:
 
 
 ComputeUnits = Literal["all", "cpu-only", "cpu-and-gpu", "cpu-and-ne"]
-"""As in `paceline.engines.base`, which imports numpy."""
+"""The same as in `paceline.engines.base`, which imports numpy."""
 
 _model = partial(Option, rich_help_panel="Model")
 

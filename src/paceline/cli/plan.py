@@ -1,4 +1,4 @@
-"""`paceline plan`: the cost of calls on this machine, and the speed-up that drafting can give."""
+"""`paceline plan`: forward-pass costs on this machine, and the possible speed-up by drafts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,7 +53,7 @@ def plan(
 
 
 def costs_report(model: "Model", *, measure: bool) -> Report:
-    """Return the learned costs of calls; with `measure` also from calls that are made now."""
+    """Return the learned forward-pass costs; `measure` runs additional passes for them."""
     cost, compared = model.measured_costs(again=measure), model.compared()
     value = {
         "model": model.files.name,
@@ -64,19 +64,19 @@ def costs_report(model: "Model", *, measure: bool) -> Report:
     }
     tables = [_cost_table(f"{model.files.name} on this machine", value)]
     deep = cost.at_context(min(_LONG, model.engine.context_length))
-    if deep(1) > 1.01 * cost(1):  # else calls at one context alone were seen
+    if deep(1) > 1.01 * cost(1):  # else only one context length was measured
         value["deep"] = {"context": deep.context, **cost_facts(deep)}
         title = f"the same at a context of {deep.context} tokens"
         tables.append(_cost_table(title, value["deep"]))
     tables.append(_exactness_table(compared))
-    # Of an engine whose times are not those of the hardware that it is for: where they come from.
+    # For an engine whose times are not those of its target hardware: the source of the times.
     remark = getattr(model.engine, "remark", "")
     value |= {"remark": remark} if remark else {}
     return Report(value, text=remark, tables=tables)
 
 
 def cost_facts(cost: "CostTable") -> dict[str, Any]:
-    """Return, as JSON, costs and speed-ups of every measured T > 1, and the best T by chance."""
+    """Return, as JSON, costs and speed-ups of measured T > 1, and the best T by probability."""
     best = {str(chance): cost.best(chance) for chance in (0.1, *_CHANCES)}
     return {
         "plain_milliseconds": cost(1) * 1e3,

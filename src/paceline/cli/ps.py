@@ -9,7 +9,7 @@ from paceline.cli.options import Output, command
 from paceline.cli.servers import registered_urls, served
 
 _DEFAULT = "http://127.0.0.1:8000/v1"
-"""Where `serve` listens unless told otherwise: one that another user or a service has started."""
+"""Default address of `serve`; another user or a service may have started that server."""
 
 
 @command(examples=("paceline ps", "paceline ps --url http://127.0.0.1:9000/v1"))

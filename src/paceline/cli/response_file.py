@@ -1,8 +1,8 @@
 """The file of responses of `paceline batch`.
 
-Invariant: a response is on the disk before the next one is waited for, and a file of other requests
-is never written to. In input order, the file appears when all responses are there, by one rename;
-until then they are in `FILE.part`, as they completed.
+Invariant: a response is on disk before the next one is awaited, and a file for different requests
+is never written to. In input order, the file appears when all responses exist, by one rename;
+until then they are in `FILE.part`, in order of completion.
 """
 
 import json
@@ -21,7 +21,7 @@ _RETRIED = 500
 
 
 class ResponseFile:
-    """Append responses inside a `with` block; `in` and `len` are about those that are there."""
+    """Appends responses inside a `with` block; `in` and `len` cover existing responses."""
 
     def __init__(self, path: Path, ids: Sequence[str], *, ordered: bool) -> None:
         """Read the responses of an earlier run to the requests `ids`.
@@ -68,7 +68,7 @@ class ResponseFile:
         self._responses[response["id"]] = response
 
     def finish(self) -> None:
-        """Replace the file by all responses: in the order of the requests, or as they completed."""
+        """Replace the file with all responses: in request order, or as they completed."""
         ordered = self.path != self._final
         ids = self._ids if ordered else [*self._responses]
         lines = [json.dumps(self._responses[id], ensure_ascii=False) for id in ids]
@@ -90,7 +90,7 @@ class ResponseFile:
 
 
 def _prompt_tokens(body: dict[str, Any]) -> tuple[int, int]:
-    """Return a response's prompt tokens, and how many of them were cached."""
+    """Return a response's prompt tokens, and the number of cached ones."""
     if "stats" in body:
         return body["prompt_tokens"], body["stats"]["cached_tokens"]
     usage = body.get("usage") or {}

@@ -1,4 +1,4 @@
-"""`paceline serve`: the command over `server.run`, and over `server.router.run` with `--all`."""
+"""`paceline serve`: runs `server.run`, or `server.router.run` with `--all`."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ _OF_CHILDREN = (
     *("think", "default_max_tokens", "parse_special", "parallel", "keep", "generation_config"),
     *("rows", "cache_tokens", "threads", "device", "kv", "compute_units", "offline"),
 )
-"""Options of a router that the process of each model gets."""
+"""Options that a router passes to each model's process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +208,9 @@ def serve(
     from paceline.server.run import CONTEXTS, bound, end_with_input
     from paceline.server.run import serve as run
 
-    if until_input_ends:  # also while the model is loaded
+    if until_input_ends:  # also while the model loads
         end_with_input()
-    bound(settings).close()  # an address that cannot be used is told before a model is loaded
+    bound(settings).close()  # report an unusable address before a model is loaded
     say_crashes()
     answering = load_model(
         model,
@@ -223,7 +223,7 @@ def serve(
         embeddings=True,
         check=partial(_check, think=settings.think, quiet=quiet),
     )
-    if until_input_ends:  # the router writes the lines of requests itself
+    if until_input_ends:  # the router logs requests itself
         run(answering, settings)
     else:
         with _registered() as say:
@@ -233,9 +233,9 @@ def serve(
 
 
 def _check(files: "ModelFiles", *, think: bool | None, quiet: bool) -> None:
-    """Say that a chat template fails: other requests can be answered.
+    """Print a warning if a chat template fails, as other requests can still be answered.
 
-    Raises InvalidRequest if the template cannot do what `think` says.
+    Raises InvalidRequest if the template does not support the value of `think`.
     """
     if think is not None:
         files.thinking.switch(think)

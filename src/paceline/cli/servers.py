@@ -1,6 +1,6 @@
-"""Servers: those of this user, which are registered here, and HTTP clients for any.
+"""Servers: those of this user, which are registered locally, and HTTP clients for any.
 
-A server registers in the cache folder with a file that it keeps locked while it runs.
+A server registers in the cache folder with a file that stays locked while the server runs.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from paceline.system.machine import Release, cache_dir, lock_path
 
 _Client = TypeVar("_Client")
 
-_FOLDER = "serving"  # of the cache
+_FOLDER = "serving"  # in the cache
 _URL = re.compile(r" at (http\S+/v1)")
 _TIMEOUTS = {"timeout": 30.0, "connect": 5.0}  # seconds; a busy server lists models late
 
@@ -25,7 +25,7 @@ _TIMEOUTS = {"timeout": 30.0, "connect": 5.0}  # seconds; a busy server lists mo
 def served(url: str, key: str | None = None) -> list[dict[str, Any]]:
     """Return name, state, context, URL and owner of each model; none where no server listens.
 
-    Raises PacelineError for one that does not answer as servers do.
+    Raises PacelineError for a server that does not answer as expected.
     """
     import httpx
 
@@ -83,7 +83,7 @@ def registration() -> Iterator[Callable[[str], None]]:
 
 
 def registered_urls() -> Iterator[str]:
-    """URLs of this user's servers; files of those that have ended are removed."""
+    """Yield URLs of this user's servers; remove files of those that have ended."""
     for path in (cache_dir() / _FOLDER).glob("*.url"):
         release = lock_path(path, wait=False)
         with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ def _is_here(url: str) -> bool:
 
 
 def http_client(kind: Callable[..., _Client], url: str, **options: Any) -> _Client:
-    """Return a client of httpx for a server; a loopback address is reached without a proxy.
+    """Return an httpx client for a server; a loopback address is reached without a proxy.
 
     Raises InvalidRequest for a proxy that httpx cannot use.
     """

@@ -70,7 +70,7 @@ def _facts(files: "ModelFiles") -> dict[str, Any]:
 
 
 def _shown(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts for people: those that are long, in short."""
+    """Return the facts for people: long ones are shortened."""
     from paceline.storage.files import megabytes
 
     settings, template = facts["settings"].items(), facts["chat_template"] or ""

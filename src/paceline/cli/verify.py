@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _QUICK_ROWS_SECONDS = 20.0
 _QUICK_SECONDS = 45.0
-"""Seconds after the start, loading included, when a quick verification begins no further comparison
-of rows, and of answers. The last one that was begun comes on top: a minute in all."""
+"""Seconds after the start, loading included, when a quick verification begins no further row or
+answer comparison. The last one ends later: about a minute in all."""
 
 
 class Verify(Command):
-    """The command; with --url it is the lab's `verify.url`, which has other options."""
+    """The command; with --url it is the lab's `verify.url`, whose options differ."""
 
     forms = ("--url",)
 

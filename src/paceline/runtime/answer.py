@@ -1,11 +1,11 @@
-"""An answer as it is made, and the step that all answers share: blocks in, rows out.
+"""An answer in progress, and the step that all answers share: blocks in, rows out.
 
 `Scheduler` drives everything through `run_step`: the next block of each running job goes into one
 forward pass, and each job accepts its rows. Only `bench simulate` has no engine; it drives
 `decoding.Generation` itself.
 
-The clock is here; `decoding` has none. Each second of a step is counted as drafting, as the
-engine's forward pass, or as sampling.
+This module reads the clock; `decoding` does not. Each second of a step is counted as drafting, as
+the engine's forward pass, or as sampling.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,9 @@ class Job(Protocol):
 
     sequence: KVSequence
     shared: bool
-    """Whether a forward pass had other sequences too."""
+    """True if a forward pass also had other sequences."""
     failed: bool
-    """Whether an error ended it."""
+    """True if an error ended it."""
 
     @property
     def policy(self) -> Policy | None: ...
@@ -59,7 +59,7 @@ class Job(Protocol):
 
     @property
     def result(self) -> Any:
-        """The result after `close`; None if there is none."""
+        """The result after `close`, or None if there is none."""
         ...
 
     def restart(self, sequence: KVSequence) -> None:
@@ -74,11 +74,11 @@ class Job(Protocol):
         """Make the result if the job has ended. This may run the engine, to measure it."""
 
     def close(self) -> None:
-        """End here; what there is so far is the result. After the end this does nothing."""
+        """End the job; the output so far is the result. After the end this does nothing."""
 
 
 class PrefillJob:
-    """A job that computes rows of prompts alone, and starts over after a preemption."""
+    """A job that computes only rows of prompts, and starts over after a preemption."""
 
     policy = None  # nothing is drafted
     recomputing = shared = failed = False
@@ -112,7 +112,7 @@ class PrefillJob:
 
 
 class Answer:
-    """One answer: its generation, its KV sequence, and where its time goes."""
+    """One answer: its generation, its KV sequence, and its times."""
 
     def __init__(
         self,
@@ -161,12 +161,12 @@ class Answer:
 
     @property
     def generated(self) -> list[int]:
-        """The generated tokens so far."""
+        """The tokens generated so far."""
         return self._generation.answer
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Logprobs of the generated tokens so far, if they were requested."""
+        """The logprobs of the tokens generated so far, if they were requested."""
         return self._generation.logprobs
 
     @property
@@ -292,8 +292,8 @@ def run_step(
 ) -> list[Step | Exception]:
     """Run a block of each job in one forward pass, and let each job accept its rows.
 
-    Every answer is made by this function. Invariant: the engine does not run again before all rows
-    are accepted, as they are views of its memory.
+    All answers use this function. Invariant: the engine does not run again before all rows are
+    accepted, as they are views of its memory.
 
     Args:
         engine: the engine of all the jobs.
@@ -301,8 +301,8 @@ def run_step(
         observe: called with the engine's result before rows are accepted.
 
     Returns:
-        The step of each job, in the order of `work`, or the error that accepting its rows or making
-        its result raised: one job's error does not affect the others.
+        The step of each job, in the order of `work`, or the error from accepting its rows or making
+        its result: one job's error does not affect the others.
 
     Raises:
         CacheFull: there are no slots for the blocks; nothing was run.

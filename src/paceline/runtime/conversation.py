@@ -1,4 +1,4 @@
-"""A chat of several turns: its messages. The KV of earlier turns is the prefix cache's.
+"""A chat of several turns: its messages. The prefix cache holds the KV of earlier turns.
 
 Invariant: a turn that fails, in whatever way, leaves the messages as they were.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.runtime.stream import Stream
 
 _ANSWER_SHARE = 4
-"""1 / this of the context is left for the answer when turns are dropped."""
+"""The reciprocal of the context's share that is left for the answer when turns are dropped."""
 
 
 class Conversation:
@@ -38,12 +38,12 @@ class Conversation:
 
     @property
     def context(self) -> int:
-        """Tokens that all turns may have: the context length, or fewer in a small KV cache."""
+        """The maximum tokens of all turns: the context length, or fewer in a small KV cache."""
         return self.model.scheduler.admission.max_length
 
     @property
     def turns(self) -> int:
-        """Number of turns: a user's message, and all before the next one."""
+        """The number of turns: a turn is a user's message, and all before the next one."""
         return max((turn for turn, _ in _by_turn(self.messages)), default=0)
 
     def say(self, text: str, **options: Unpack[Options]) -> "Stream":
@@ -91,7 +91,7 @@ class Conversation:
         return dropped
 
     def close(self) -> None:
-        """End the answer that runs, if any."""
+        """End the current answer, if any."""
         if self._answering is not None and (stream := self._answering()) is not None:
             stream.close()
 

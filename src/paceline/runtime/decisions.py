@@ -1,18 +1,18 @@
 """Typed questions about one input, answered with probabilities instead of text.
 
-Each question is a chat of its own: the input, then the question with its options under labels. The
-row of logits where the answer would begin has a score for each label, and a softmax over them in
+Each question is a separate chat: the input, then the question with its options under labels. The
+row of logits at the start of the answer has a score for each label, and a softmax over them in
 float64 is the decision. No token is sampled.
 
     input, question 1, answer:  A  0.93   B  0.07
     input, question 2, answer:  A  0.21   B  0.55   C  0.24
 
-A label is one token: a letter, or two letters that the vocabulary has as one. Where these are too
-few, labels are scored along their tokens up to the end of the turn.
+A label is one token: a letter, or two letters that are one token in the vocabulary. If there are
+too few, labels are scored along their tokens up to the end of the turn.
 
 Invariant: the probabilities of a question depend on the input and on that question alone, to the
-last bit. All rows are prefill: their bits depend neither on how prompts are cut into blocks nor on
-other sequences.
+last bit. All rows are prefill: they are bit-identical however prompts are cut into blocks, and
+whatever other sequences run.
 """
 
 import json
@@ -49,7 +49,7 @@ _ASKS = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question in the form of OpenAI's decisions."""
+    """A question in the format of OpenAI's decisions."""
 
     type: str
     """`predicate`, `choice` or `score`."""
@@ -59,7 +59,7 @@ class Question:
     name: str | None = None
 
     def text(self, labels: Sequence[str]) -> str:
-        """Return the message that asks the question."""
+        """Return the message for the question."""
         pairs = zip(labels, self.options.values(), strict=False)
         options = (f"{label}. {text}" for label, text in pairs)
         asks = _ASKS[self.type].format(self.instructions)
@@ -109,7 +109,7 @@ class Decision:
         return self.probabilities.index(max(self.probabilities))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the decision as JSON, in OpenAI's form."""
+        """Return the decision as JSON, in OpenAI's format."""
         kind = self.question.type
         answer: dict[str, Any] = {"type": kind, "name": self.question.name}
         if kind == "predicate":
@@ -128,14 +128,14 @@ class Decisions:
     """The answers to all questions of a request."""
 
     answers: Sequence[Decision]
-    """In the order of the questions."""
+    """Answers in the order of the questions."""
     model: str
     input_tokens: int
     """Tokens of the shared input, once, and of the questions."""
     cached_tokens: int
     """Input tokens that earlier requests had computed."""
     exact: bool
-    """Whether rows were found to have the same bits in every request on this machine."""
+    """True if rows were measured to be bit-identical in all requests on this machine."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the decisions as JSON: OpenAI's response, and `exact`."""
@@ -155,7 +155,7 @@ class Decisions:
 
 
 def read_questions(given: Any) -> list[Question]:
-    """Check questions in OpenAI's form. Raises InvalidRequest, which names the field."""
+    """Check questions in OpenAI's format. Raises InvalidRequest, which names the field."""
     is_list = isinstance(given, list | tuple) and 1 <= len(given) <= MAX_QUESTIONS
     _check(is_list, "questions", f"a list of 1 to {MAX_QUESTIONS} questions")
     return [_question(one, f"questions[{place}]") for place, one in enumerate(given)]
@@ -167,7 +167,7 @@ def _check(holds: bool, path: str, expected: str) -> None:
 
 
 def _fields(given: Any, path: str, *names: str) -> list[Any]:
-    """Return the values of an object's fields, None for those without one; others are refused."""
+    """Return the values of an object's fields, with None for missing ones; reject other fields."""
     _check(isinstance(given, Mapping), path, "an object")
     allowed = f"no other fields than {', '.join(filter(None, names))}"
     for name, value in given.items():
@@ -219,7 +219,7 @@ class Asked(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Slots that the prompt and its longest label take."""
+        """The number of slots for the prompt and its longest label."""
         return len(self.prompt) + max(map(len, self.labels))
 
 
@@ -231,7 +231,7 @@ def ask(
 ) -> list[Asked]:
     """Return the prompt of each question about an input: a text, or the messages of a chat.
 
-    Raises InvalidRequest for an input that the chat template refuses, and for a model that always
+    Raises InvalidRequest if the chat template rejects the input, and for a model that always
     reasons before it answers.
     """
     chat = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -262,7 +262,7 @@ def ask(
 
 
 def _codes(files: ModelFiles, variables: Mapping[str, Any], count: int) -> dict[str, Sequence[int]]:
-    """Return labels -> their token ids where an answer begins, enough for `count` options.
+    """Return labels -> their token ids at the start of an answer, enough for `count` options.
 
     Some templates write a space before an answer, which is then part of a label's token.
     """
@@ -314,7 +314,7 @@ class DecisionJob(PrefillJob):
         self._files, self._exact = files, exact
         self._cached = sequence.length
         self._block = Block([], 0)
-        self._row: npt.NDArray[np.float64] = np.empty(0)  # log-probabilities where an answer begins
+        self._row: npt.NDArray[np.float64] = np.empty(0)  # logprobs at the start of an answer
         self._scores: list[float] = []  # of labels of several tokens
 
     def next_block(self, max_rows: int | None = None) -> Block:
@@ -325,14 +325,14 @@ class DecisionJob(PrefillJob):
             label = labels[len(self._scores)]
             self._block = Block(label, len(label), prefill=True)
         else:
-            # A block ends with the input: models with recurrent layers can go back to such places.
+            # A block ends with the input: models with recurrent layers can rewind to it.
             stop = len(self.tokens) if start < len(self.tokens) else end
             tokens = prompt[start:stop][:max_rows]
             self._block = Block(tokens, int(start + len(tokens) == end), prefill=True)
         return self._block
 
     def accept(self, rows: StepResult, place: int) -> Step:
-        """Take a block's rows. The step is empty: `result` is what counts."""
+        """Take a block's rows. The step is empty: `result` holds the decisions."""
         logits, block = rows.logits[place], self._block
         question, prompt, labels = self._asked[len(self._decided)]
         if self.sequence.length == len(prompt):  # rows of a label: the next block overwrites them
@@ -361,12 +361,12 @@ class DecisionJob(PrefillJob):
             self.result = Decisions(self._decided, name, tokens, self._cached, self._exact())
 
     def close(self) -> None:
-        """Go back to the end of the input: the prefix cache takes the sequence as that of it."""
+        """Rewind to the end of the input: the prefix cache takes the sequence as its KV."""
         self.sequence.rewind(min(len(self.tokens), self.sequence.length))
 
 
 def shared_input(asked: Sequence[Asked]) -> list[int]:
-    """Return the tokens that all prompts begin with; each has one more at least."""
+    """Return the common prefix of all prompts; each has at least one more token."""
     first = asked[0].prompt
     lengths = [common_prefix_length(first, one.prompt[:-1]) for one in asked]
     return first[: min(lengths)]

@@ -1,9 +1,9 @@
 """The drafters of a model's answers: shared resources, learned statistics, and files.
 
-`load` makes one `Drafting` for each model. `auto` becomes drafters here and nowhere else.
+`load` makes one `Drafting` for each model. Only this module resolves `auto` to drafters.
 
-`paceline learn` makes drafters for a model. A small file for each form of its weights names those
-that `auto` takes, and is replaced by one rename; the folder of a model has their sources, and
+`paceline learn` makes drafters for a model. For each format of its weights, a small file names the
+drafters that `auto` uses; one rename replaces it. The folder of a model has their sources, and
 belongs to the learner.
 
 Invariants: learning changes the drafts, never a token of an answer; a missing or corrupt file is
@@ -43,7 +43,7 @@ from paceline.storage.files import read_json, write_json
 from paceline.storage.manifest import MANIFEST
 
 HEADER = "learnt.json"
-"""Says which model a folder of the learner is of."""
+"""Names the model of a learner's folder."""
 
 _LEARNT, _INSTALLED = "learnt", "installed"
 
@@ -57,7 +57,7 @@ class Drafting:
         """Open nothing yet; `use` comes before the first answer. `keep`: see `KeptAnswers`."""
         self.files, self.progress = files, progress
         self.kept: KeptAnswers | None = None
-        self.acceptance = Acceptance()  # of the drafts of earlier answers
+        self.acceptance = Acceptance()  # of earlier answers' drafts
         self.resources = DrafterResources(
             target=files.name,
             engine=files.engine,
@@ -73,7 +73,7 @@ class Drafting:
         self._slots = 0
 
     def use(self, engine: Engine, cost: Callable[[], CostTable]) -> None:
-        """Draft for an engine, whose weights heads share; `cost` returns what its calls cost."""
+        """Draft for an engine, whose weights heads share; `cost` returns its forward-pass costs."""
         self._cost = cost
         if self.resources.opened is engine:
             return
@@ -94,9 +94,9 @@ class Drafting:
     def resolve(
         self, spec: DrafterSpec, *, private: bool = True, prediction: bool = False
     ) -> DrafterSpec:
-        """Replace `auto` by the drafters that this model has; `private`: without kept answers.
+        """Replace `auto` with this model's drafters; `private`: without the answer history.
 
-        If the answer has a `prediction`, that is drafted first.
+        If the answer has a `prediction`, its drafter comes first.
         """
         published = self.published.specs(self.resources) if spec.auto else ()
         kinds = {*self.resources.shipped, *published}
@@ -107,7 +107,7 @@ class Drafting:
     def prepare(self, specs: Sequence[DrafterSpec]) -> set[int]:
         """Find the files of drafters; return the layers whose hidden states they read.
 
-        Raises InvalidRequest if there is no such drafter for this model, and ModelError if one
+        Raises InvalidRequest if this model does not have such a drafter, and ModelError if one
         cannot be found or read, or does not fit the model.
         """
         resolved = [self.resolve(spec) for spec in specs]
@@ -127,7 +127,7 @@ class Drafting:
         return {tap for spec in specs for tap in drafters.taps(spec, self.resources)}
 
     def slots(self, drafter: DrafterSpec) -> int | None:
-        """KV slots, for all requests together, of the drafter's own model; None: none is open."""
+        """Return the KV slots of the drafter's own model, for all requests; None if not open."""
         return drafters.slots(drafter, self.resources)
 
     def of_request(
@@ -198,12 +198,12 @@ def learnt_dir() -> Path:
 
 def installed_drafters(files: ModelFiles) -> dict[str, Path]:
     """Return kind -> folder of the installed drafters that were learned for a model."""
-    # A folder that was forgotten is gone; heads that earlier versions made have no manifest.
+    # A forgotten drafter's folder is gone; heads that earlier versions made have no manifest.
     return {kind: path for kind, path in _installed(files).items() if (path / MANIFEST).is_file()}
 
 
 def install(files: ModelFiles, kind: str, folder: Path) -> None:
-    """Let `auto` take the drafter in `folder`, in place of one of its kind. Raises OSError."""
+    """Let `auto` use the drafter in `folder`, in place of one of its kind. Raises OSError."""
     path = _index(files.fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
     folders = {kind: str(folder) for kind, folder in {**_installed(files), kind: folder}.items()}

@@ -1,4 +1,4 @@
-"""An embedding as it is made: the blocks of a text, and the vector of their hidden states.
+"""An embedding in progress: the blocks of a text, and the vector of their hidden states.
 
 It is a `Job` like an answer, so that both share forward passes. Invariant: the vector does not
 depend on how the text was cut into blocks.
@@ -15,7 +15,7 @@ from paceline.engines.base import KVSequence, StepResult
 from paceline.models import Pooling
 from paceline.runtime.answer import PrefillJob
 
-NO_EMBEDDINGS = (  # said of other models
+NO_EMBEDDINGS = (  # for other models
     "makes no embeddings; take an embedding model whose GGUF file names its pooling (mean, first "
     "or last) and whose attention is causal, such as Qwen3-Embedding"
 )
@@ -43,7 +43,7 @@ class EmbeddingJob(PrefillJob):
         return Block(self._block, 0, prefill=True)
 
     def accept(self, rows: StepResult, place: int) -> Step:
-        """Pool the block's hidden states. The step is empty: `result` is what counts."""
+        """Pool the block's hidden states. The step is empty: `result` holds the vector."""
         hidden = rows.taps[place][tap_name(FINAL_NORM)]
         start = self.sequence.length
         self.sequence.commit(len(self._block))

@@ -1,8 +1,8 @@
 """Comparisons of a model's rows on this machine: the evidence for `exact` in a result.
 
 A condition is measured when the first answer that depends on it has ended, so that no token waits
-for it (of a small model before), and stored for all processes. Invariant: a comparison is used only
-with the engine, the model and the machine that it was made with.
+for it (before that answer for a small model), and stored for all processes. Invariant: a comparison
+is used only with the engine, the model and the machine that it was made with.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ MEASUREMENTS = "measurements"
 _ENDING = ".exact"
 
 _FORM = 1
-"""Version of the comparisons: of another one, none is taken."""
+"""Version of the comparisons; other versions are ignored."""
 
 
 class Exactness:
@@ -49,7 +49,7 @@ class Exactness:
         """
         missing = names - self._compared.keys()
         if missing:
-            make_room()  # `measure_invariance` leaves out what does not fit
+            make_room()  # `measure_invariance` skips conditions that do not fit
             try:
                 label = "measuring whether drafts change a token, once per model"
                 with progress.task(label) if progress else contextlib.nullcontext():
@@ -65,7 +65,7 @@ class Exactness:
 
 
 def stored_exactness(fingerprint: str) -> list[dict[str, Any]]:
-    """Return a model's stored comparisons as JSON: an entry for each engine and its settings."""
+    """Return a model's stored comparisons as JSON: one entry per engine and settings."""
     entries = []
     for path in sorted((cache_dir() / MEASUREMENTS).glob(f"*{_ENDING}")):
         depends, compared = _read(path)

@@ -1,12 +1,12 @@
 """Saves a model's answers on this machine, to draft later ones from them.
 
-A folder for each model has two files. `answers.jsonl` is appended to when an answer ends, one write
-each, so that several processes may keep at once; `counts.bin` is counted from it in a thread, and
-replaced by one rename. Prompts are not kept, and neither are answers that repeat themselves.
+A folder for each model has two files. `answers.jsonl` is appended to when an answer ends, in a
+single write, so that several processes may save at once. A thread counts `counts.bin` from it, and
+replaces it by one rename. Prompts are not saved, and neither are answers that repeat themselves.
 
-Invariants: nothing here changes a token, or ends an answer: what cannot be read or written is one
-line, and the answers continue without it. A file of another model or version is neither read nor
-written.
+Invariants: the history never changes a token or ends an answer: a read or write error prints one
+line, and the answers continue without it. A file of a different model or version is neither read
+nor written.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ FOLDER = "kept"
 _LOG, _COUNTS = "answers.jsonl", "counts.bin"
 
 MAX_TOKENS = 500_000
-"""Of a model; older answers are dropped. About 12 MB with the counts."""
+"""Maximum tokens per model; older answers are dropped. About 12 MB with the counts."""
 
 _SPARE = 1.25
 """The file of answers is rewritten when it has this many times `MAX_TOKENS`."""
@@ -38,8 +38,8 @@ _SPARE = 1.25
 _TOKEN_BYTES = 6  # of a token in `answers.jsonl`, about
 
 LOOP = Repetition(max_pattern_size=128, min_count=4, min_tokens=64)
-"""An answer with such a repetition is not kept: a table would learn to go round in it. Smaller than
-what ends an answer, because leaving one out costs nothing."""
+"""An answer with such a repetition is not saved: a table would learn to repeat it. The limits are
+smaller than those that end an answer, because dropping one costs nothing."""
 
 
 class KeptAnswers:
@@ -54,12 +54,12 @@ class KeptAnswers:
         self._text: KeptText | None = None
         self._counted_bytes = 0
         self._opened = self._failed = self._may_write = False
-        self._fault = ""  # not said yet: it would be in the middle of the answer's text
+        self._fault = ""  # not printed yet: it would be in the middle of the answer's text
         self._thread: threading.Thread | None = None
 
     @property
     def text(self) -> KeptText | None:
-        """The counted answers; None while too few are saved."""
+        """The counted answers, or None while too few are saved."""
         self._say_fault()
         if not self._opened:
             self._opened = True
@@ -67,19 +67,19 @@ class KeptAnswers:
         return self._text
 
     def add(self, answer: Answer) -> None:
-        """Keep an answer that has ended, and count all of them in a thread if it is time."""
+        """Save an answer that has ended, and count all answers in a thread if it is time."""
         tokens = answer.generated
         if self._failed or answer.failed or len(tokens) < 2 or _repeats(answer):
             return
         try:
             self._check()
-            # It begins with a newline, so that a line that was cut spoils no other.
+            # The line begins with a newline, so that a truncated line does not corrupt others.
             append_bytes(self._log, f"\n{_line(tokens)}\n".encode())
             size = self._log.stat().st_size
         except (OSError, ModelError) as error:
             self._fail(error)
             return
-        _ = self.text  # how much was counted
+        _ = self.text  # sets the number of counted bytes
         counted = self._counted_bytes if size >= self._counted_bytes else 0
         busy = self._thread is not None and self._thread.is_alive()
         if due(size / _TOKEN_BYTES, counted / _TOKEN_BYTES) and not busy:
@@ -87,7 +87,7 @@ class KeptAnswers:
             self._thread.start()
 
     def settle(self) -> None:
-        """Wait for the thread that counts, if there is one, and say what could not be kept."""
+        """Wait for the counting thread, if there is one, and report a failure to save."""
         if self._thread is not None:
             self._thread.join()
         self._say_fault()
@@ -134,7 +134,7 @@ class KeptAnswers:
             newest = _newest(answers, MAX_TOKENS)
             size = len(content)
             if sum(map(len, newest)) * _SPARE < sum(map(len, answers)):
-                # An answer that another process appends right now is lost; no draft misses it.
+                # An answer that another process appends now is lost, which only costs drafts.
                 lines = [json.dumps(self._header()), *map(_line, newest), ""]
                 shorter = "\n".join(lines).encode()
                 write_bytes(self._log, shorter)
@@ -146,7 +146,7 @@ class KeptAnswers:
             self._fail(error)
 
     def _answers(self, content: bytes) -> list[list[int]]:
-        """Return whole answers, oldest first. Raises ModelError if some are another model's."""
+        """Return complete answers, oldest first. Raises ModelError for a different model's."""
         answers = []
         for line in content.split(b"\n"):
             value = _parsed(line)
@@ -171,7 +171,7 @@ class KeptAnswers:
         return isinstance(header, dict) and {**header, "model": self._model} == self._header()
 
     def _fail(self, error: Exception) -> None:
-        """Keep nothing further in this process."""
+        """Save nothing more in this process."""
         if not self._failed:
             self._failed, self._fault = (
                 True,
@@ -189,7 +189,7 @@ class Stored:
     """Saved answers of a model, or drafters learned for it (`drafting.py`)."""
 
     model: str
-    """Its name; empty if the files do not say."""
+    """Name of the model; empty if the files do not have it."""
     paths: tuple[Path, ...]
     """Folders, and files that name drafters in them."""
 
@@ -218,7 +218,7 @@ def all_kept() -> list[Stored]:
 
 
 def _repeats(answer: Answer) -> bool:
-    """Return whether an answer is in a loop. One that the model ended is not."""
+    """Return whether an answer is in a loop; False if the model ended it."""
     assert answer.result is not None
     reason = answer.result.finish_reason
     if reason == FinishReason.STOP:

@@ -26,7 +26,7 @@ from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults, defaults_of
 
 PACKED = "packed"
-"""Folder of the cache with copies of weights in an engine's own form."""
+"""Folder of the cache with copies of weights in an engine's own format."""
 
 
 def load(
@@ -50,39 +50,39 @@ def load(
     progress: Progress = QUIET,
     **unknown: Never,
 ) -> Model:
-    """Load a model; fetch it first if it is not on this machine.
+    """Load a model; download it first if necessary.
 
     Args:
-        name_or_path: a name (`smollm2-135m`), the path of a GGUF file, a hub name
-            (`owner/name`, `owner/name:Q4_K_M`), or a model of ollama.
+        name_or_path: a name (`smollm2-135m`), the path of a GGUF file, a name on the Hugging Face
+            Hub (`owner/name`, `owner/name:Q4_K_M`), or an Ollama model.
         engine: `llamacpp`, `mlx`, or that of an installed package, such as `coreml`;
-            `auto`: the one that the model's files are for, llamacpp for a GGUF file.
-        rows: the fewest rows of a sequence in a call. 2 is exact; 1 is not (see the guide).
+            `auto`: the engine for the model's files, llamacpp for a GGUF file.
+        rows: minimum rows of a sequence in a forward pass. 2 is exact; 1 is not (see the guide).
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
             2 GiB, or for several contexts a quarter of the machine's memory.
         contexts: see `cache_tokens`; for many requests at once.
-        parallel: requests that are to share calls, in a library that can share them.
+        parallel: requests that share forward passes, if the library supports it.
         threads: CPU threads; None: the engine's own choice.
-        device: for GGUF files `cpu`, `gpu`, or the name of a device of llama.cpp's library; `auto`:
-            a GPU if there is one and the whole model fits into its memory.
+        device: for GGUF files `cpu`, `gpu`, or the name of a llama.cpp device; `auto`: a GPU if
+            there is one and the whole model fits into its memory.
         kv: `q8_0`: keys and values in half the memory; None: the library's own.
         compute_units: on macOS the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or
-            `cpu-and-ne`, which is None.
-        drafters: those that requests will use, opened now; others may open the engine again.
-        generation_config: `auto`: options that a request leaves out come from the registry, else
+            `cpu-and-ne`, the default.
+        drafters: drafters of later requests, opened now; others may open the engine again.
+        generation_config: `auto`: options missing in a request come from the registry, else
             from the model's own files; `none`: from neither, which is greedy.
-        revision: branch, tag or commit of a model on the hub; None: the main branch.
-        keep: keep the tokens of answers in the cache folder, for all processes of this user, and
+        revision: branch, tag or commit of a model on the Hugging Face Hub; None: the main branch.
+        keep: save the tokens of answers in the cache folder, for all processes of this user, and
             draft later answers from them; `Model.settle` waits until they are counted.
-        embeddings: open an embedding model's engine for `Model.embed`, which else opens it again.
+        embeddings: open the engine for `Model.embed`, which otherwise opens it again.
         check: called with the model's files before its engine is opened; an error it raises ends
             the load.
-        progress: gets the progress of long work.
-        unknown: an error, with the setting that may be meant.
+        progress: receives the progress of long work.
+        unknown: raises an error, which suggests a similar setting.
 
     Raises:
         ModelNotFound: there is no such model.
-        ModelError: it cannot be fetched, read or run.
+        ModelError: it cannot be downloaded, read or run.
         InvalidRequest: a setting is out of range.
     """
     started = perf_counter()
@@ -104,7 +104,7 @@ def load(
         packed=cache_dir() / PACKED,
         progress=progress,
     )
-    if engine != "auto":  # before anything is fetched
+    if engine != "auto":  # before anything is downloaded
         check_engine(engine)
         check_settings(engine, settings)
     files = find_files(str(name_or_path), engine, progress=progress, revision=revision)

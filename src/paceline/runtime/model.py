@@ -1,7 +1,7 @@
-"""A loaded model, as Python programs use it: answers, one or many at a time, chats and embeddings.
+"""A loaded model for Python programs: answers, one or many at a time, chats and embeddings.
 
 Every answer is a request to the model's one `Scheduler`, whose thread drives the engine, and comes
-back as events. Invariant: neither the way in, nor who else asks, changes a token of an answer.
+back as events. Invariant: neither the entry point nor other callers change a token of an answer.
 """
 
 import sys
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_SMALL_BYTES = 200_000_000  # most that the weights of a small model have
+_SMALL_BYTES = 200_000_000  # maximum weights of a small model
 
 
 class Model:
     """A model in memory, for any number of threads; a `with` block frees it at its end.
 
-    Answers that several threads, coroutines and streams ask for at the same time run together. An
-    answer uses the KV cache of earlier prompts that begin with the same tokens.
+    Concurrent answers for several threads, coroutines and streams run together. An answer uses the
+    KV cache of earlier prompts that begin with the same tokens.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Model:
         if prompts is None:
             (result,) = self._together([self._batch_request(cast("Prompt", prompt), options)], None)
             return cast("Result", result)
-        requests = [*self._requests(prompts, options)]  # a wrong one is refused before any runs
+        requests = [*self._requests(prompts, options)]  # an invalid one is rejected before any runs
         return self._together(requests, "prompt")
 
     def map(
@@ -147,7 +147,7 @@ class Model:
     ) -> Iterator[tuple[int, Result]]:
         """Answer prompts together; yield the number of each, from 0, and its result, as it ends.
 
-        Prompts are read as places become free. Raises as `generate` does; an error ends all.
+        Prompts are read as running ones end. Raises as `generate` does; an error ends all.
         """
         if isinstance(prompts, str | Mapping):
             raise InvalidRequest("map answers several prompts, and this is one; use generate")
@@ -170,7 +170,7 @@ class Model:
     async def agenerate(
         self, prompt: Prompt | Prompts, **options: Unpack[Options]
     ) -> Result | list[Result]:
-        """Do as `generate` in a coroutine: answers of several run together."""
+        """Do as `generate` in a coroutine: answers of several coroutines run together."""
         prompts = batch_of(prompt)
         if prompts is None:
             return await self.astream(cast("Prompt", prompt), **options).finish()
@@ -198,7 +198,7 @@ class Model:
         return Conversation(self, messages)
 
     def open_drafters(self, *drafters: str) -> None:
-        """Open drafters now, so that no request waits for one; raises what `load` raises of one."""
+        """Open drafters now, so that no request waits for one. Raises as `load` does."""
         for drafter in dict.fromkeys(drafters):
             self.drafting.open(DrafterSpec.parse(drafter))
 
@@ -216,7 +216,7 @@ class Model:
             return self._owner.scheduler
         use_native_threads()
         with self._guard:
-            _ = self.engine.name  # refused by name if the model is closed
+            _ = self.engine.name  # raises an error if the model is closed
             scheduler = self._scheduler
             if scheduler is None or scheduler.draining:
                 scheduler = self.open_scheduler()
@@ -230,7 +230,7 @@ class Model:
         max_running: int | None = None,
         store: "PromptStore | None" = None,
     ) -> "Scheduler":
-        """Replace the scheduler by one with a server's limits and store; `start` it."""
+        """Replace the scheduler with one with a server's limits and store; `start` it."""
         from paceline.runtime.batching.scheduler import Scheduler
 
         owner = self._owner or self
@@ -258,7 +258,7 @@ class Model:
         return [result for _, result in sorted(pairs, key=itemgetter(0))]
 
     def _requests(self, prompts: Iterable[Prompt], options: Options) -> Iterator["BatchRequest"]:
-        """Check the options, once; then read prompts as their requests are asked for."""
+        """Check the options, once; then read prompts as their requests are taken."""
         first = self._request(options)
 
         def requests() -> Iterator["BatchRequest"]:
@@ -274,7 +274,7 @@ class Model:
     def _batch_request(
         self, prompt: Prompt, options: Options, request: Request | None = None
     ) -> "BatchRequest":
-        """Return the request for an answer; `request` is what checking `options` gave before.
+        """Return the request for an answer; `request` is the earlier result of checking `options`.
 
         Raises as `generate` does.
         """
@@ -282,7 +282,7 @@ class Model:
 
         started = perf_counter()
         tokens, request = self._encode_prompt(prompt, request or self._request(options))
-        cached = self._owner is None  # the answers of `fresh` models find nothing of earlier ones
+        cached = self._owner is None  # answers of `fresh` models do not use earlier KV
         return BatchRequest(self, tokens, request, cached=cached, started=started)
 
     # -- texts, tokens and vectors -----------------------------------------------------------------
@@ -292,12 +292,12 @@ class Model:
         return self._encode_prompt(prompt, check({"raw": raw}))[0]
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids without control tokens. Raises InvalidRequest."""
+        """Return the text of token ids without special tokens. Raises InvalidRequest."""
         check_ids("detokenize", token_ids, self.engine.vocab_size)
         return self.files.tokenizer.decode(token_ids)
 
     def _encode_prompt(self, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-        """Do as `prompt.encode_prompt`; ids outside the vocabulary are also refused."""
+        """Do as `prompt.encode_prompt`; ids outside the vocabulary are also rejected."""
         tokens, request = encode_prompt(self.files, prompt, request)
         check_ids("the prompt", tokens, self.engine.vocab_size)
         return tokens, request
@@ -305,7 +305,7 @@ class Model:
     def embed(self, text: str | Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the vector of a text, [d] of length 1, or those of several texts, [texts, d].
 
-        Raises InvalidRequest if the model makes no embeddings, or a text is empty or too long.
+        Raises InvalidRequest if the model has no embeddings, or a text is empty or too long.
         """
         texts = [text] if isinstance(text, str) else [*text]
         for number, one in enumerate(texts):
@@ -323,7 +323,7 @@ class Model:
         return vectors[0] if isinstance(text, str) else vectors
 
     def _embedding_request(self, tokens: Sequence[int]) -> "BatchRequest":
-        """Return the request for a text's vector. Raises InvalidRequest if there can be none."""
+        """Return the request for a text's vector. Raises InvalidRequest if it is not possible."""
         from paceline.runtime.batching.request import BatchRequest
 
         end, pooling = self.files.facts.pooled_end, self.files.facts.pooling
@@ -342,7 +342,7 @@ class Model:
     ) -> Decisions:
         """Answer 1 to 400 questions about a text, or about the messages of a chat.
 
-        Questions have OpenAI's form: a `predicate` with `instructions`, a `choice` that also has
+        Questions have OpenAI's format: a `predicate` with `instructions`, a `choice` that also has
         `choices`, and a `score` that has `levels`. Raises InvalidRequest, which names the field.
         """
         (result,) = self._together([self._decision_request(input, questions)], None)
@@ -377,7 +377,7 @@ class Model:
 
     @property
     def _target(self) -> Target:
-        """The vocabulary, context and texts that answers are drawn from."""
+        """The vocabulary, context and texts for the generation of answers."""
         return Target(
             self.engine.vocab_size,
             self.engine.context_length,
@@ -394,7 +394,7 @@ class Model:
 
     @cached_property
     def _grammars(self) -> "Grammars":
-        """Compiles what answers are constrained to."""
+        """The compiler of answers' constraints."""
         from paceline.constraints.grammar import Grammars
 
         path, stops = self.files.folder / TOKENIZER, self.files.stop_token_ids
@@ -403,10 +403,10 @@ class Model:
     def _request(
         self, options: Options, defaults: Defaults | None = None, *, private: bool = False
     ) -> Request:
-        """Check options; the drafter `auto` becomes the drafters that this model has.
+        """Check options; the drafter `auto` becomes this model's drafters.
 
-        An answer that is `private` is neither kept nor drafted from kept ones. Raises
-        InvalidRequest if an option cannot be served, and PacelineError in a forked child.
+        A `private` answer is neither saved nor drafted from saved ones. Raises InvalidRequest if
+        an option cannot be served, and PacelineError in a forked child.
         """
         use_native_threads()
         request = check(options, self.defaults if defaults is None else defaults)
@@ -459,20 +459,20 @@ class Model:
     ) -> Answer:
         """Return an answer on `sequence`, which already holds the KV of a prefix of `tokens`.
 
-        Of a chat's second turn:
+        For example, a chat's second turn:
 
             tokens     5 8 2 9 4 7    the prompt
             sequence   5 8 2          three are cached: the first block is 9 4 7
             drafters   suffix, table  `auto`, as `_request` has resolved it
-            policy     asks the one of the two whose draft gains most by the costs of calls
+            policy     selects the one whose draft gains most, by forward-pass costs
             answer     runs blocks until it ends; then drafters and costs learn from it
 
         Args:
             tokens: the prompt.
-            request: of `_request`.
+            request: the result of `_request`.
             sequence: a sequence of this model's engine; the caller closes it.
-            started: when the request came (`perf_counter`).
-            memory: the drafters' own state of the sequence, kept from one answer to the next.
+            started: time of the request (`perf_counter`).
+            memory: the drafters' own state of the sequence, passed from one answer to the next.
             fault: called when a drafter fails and is disabled; None: its error ends the answer.
             make_room: frees the slots of idle KV for the measurement of exactness.
 
@@ -482,7 +482,7 @@ class Model:
         drafters = self.drafting.of_request(request, len(tokens), cost, memory, fault)
 
         def compare(answer: Answer | None = None) -> Mapping[str, Compared] | None:
-            """Return the comparisons of an answer that has ended, or of one that begins."""
+            """Return the comparisons for an answer that has ended, or for one that begins."""
             conditions = {
                 BLOCK_LENGTH: not request.drafter.none or self.engine.min_rows < 2,
                 PREFIX_CACHE: answer.cached if answer else sequence.length > 0,
@@ -570,7 +570,7 @@ class Model:
 
 
 class _Closed:
-    """Replaces the parts of a closed model: any use of it is refused by name."""
+    """Replaces the parts of a closed model: any use raises an error with the model's name."""
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -1,13 +1,13 @@
 """Prompts as token ids: a chat through the model's template, text through the tokenizer.
 
-All doors come here: Python's messages and those of the server's APIs, in OpenAI's form. What a
-template cannot express, such as tools or the results of calls, becomes text (`tool_messages.py`);
-`models/templates/roles.py` changes orders of roles that a template does not render.
+All entry points use this module: Python's messages and those of the server's APIs, in OpenAI's
+format. Content that a template does not support, such as tools or tool results, becomes text
+(`tool_messages.py`); `models/templates/roles.py` changes unsupported orders of roles.
 
-A template also decides how the answer's reasoning is marked (`models/templates/marks.py`); the
-marks are passed to `decoding/reasoning.py`, which divides the answer.
+A template also determines the tags of the answer's reasoning (`models/templates/marks.py`). The
+tags are passed to `decoding/reasoning.py`, which divides the answer.
 
-Invariant: a text of a message is guarded before ours are added to it.
+Invariant: a text of a message is guarded before paceline's own texts are added to it.
 """
 
 import json
@@ -24,7 +24,7 @@ from paceline.runtime.request import Request
 from paceline.runtime.tool_messages import TOOL_FIELDS, fit_tools
 
 Message = Mapping[str, Any]
-"""{"role": "user", "content": "..."}"""
+"""A message, such as {"role": "user", "content": "..."}."""
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A user's message, the messages of a chat, or token ids."""
@@ -34,9 +34,9 @@ Prompts = list[str] | list[list[Message]] | list[list[int]] | list[Prompt]
 
 
 class EncodedPrompt(list[int]):
-    """The token ids of a prompt that was rendered, with the marks of the reasoning to expect.
+    """The token ids of a prompt that was rendered, with the expected reasoning tags.
 
-    A door that checks a prompt before the model is open passes it on, so that it is rendered once.
+    A caller that checks a prompt before the model is open passes it on: it is rendered only once.
     """
 
     def __init__(self, tokens: Sequence[int], thoughts: ReasoningMarks | None) -> None:
@@ -85,7 +85,7 @@ def batch_of(prompt: Prompt | Prompts) -> list[Prompt] | None:
 
 _EXPECTED = "a string, messages, token ids, or a list of these"
 _KINDS = {"strings": str, "lists": list | tuple, "messages": Mapping, "token ids": int}
-"""What a list is a list of -> the type of its items."""
+"""Kind of a list -> the type of its items."""
 
 
 def check_room(count: int, context: int) -> None:
@@ -98,7 +98,7 @@ def check_room(count: int, context: int) -> None:
 
 
 def check_ids(what: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequest, which names `what`, for a token id of no vocabulary."""
+    """Raise InvalidRequest, which names `what`, for a token id outside the vocabulary."""
     for token in tokens:
         if not isinstance(token, int) or not 0 <= token < vocab_size:
             raise InvalidRequest(
@@ -108,9 +108,9 @@ def check_ids(what: str, tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[list[int], Request]:
-    """Return the prompt's token ids, and the request with the marks of the reasoning to expect.
+    """Return the prompt's token ids, and the request with the expected reasoning tags.
 
-    Raises InvalidRequest for a value that is not a prompt or that the chat template refuses, and
+    Raises InvalidRequest for a value that is not a prompt or that the chat template rejects, and
     ModelError if the prompt needs a template and the model has none.
     """
     if batch_of(prompt) is not None:
@@ -151,7 +151,7 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
 
 
 def _with_thoughts(request: Request, thoughts: ReasoningMarks | None) -> Request:
-    """Return the request with the marks; a grammar has no place for reasoning."""
+    """Return the request with the reasoning tags; a grammar has no place for reasoning."""
     return request if request.constraint is not None else replace(request, thoughts=thoughts)
 
 
@@ -168,9 +168,9 @@ class TemplateChat(NamedTuple):
 
     messages: list[dict[str, Any]]
     tools: list[Mapping[str, Any]] | None
-    """Tools that the template describes; None: it cannot, or there are none."""
+    """Tools that the template describes; None: it does not support them, or there are none."""
     begun: bool
-    """Whether the chat ends with text of the assistant, which is continued."""
+    """True if the chat ends with text of the assistant, which is continued."""
 
 
 def template_chat(
@@ -182,8 +182,8 @@ def template_chat(
 ) -> TemplateChat:
     """Convert messages and tools from OpenAI's format to that of a model's chat template.
 
-    Names of control tokens in them are guarded, unless they are to be parsed. Raises InvalidRequest
-    for content other than text, and for a tool's result without its call.
+    Special tokens in them are guarded, unless they are to be parsed. Raises InvalidRequest for
+    content other than text, and for a tool's result without its call.
     """
     chat, listed = template_messages(messages, files.thinking), [*tools]
     last = chat[-1] if chat else {}
@@ -199,7 +199,7 @@ def template_chat(
 class RenderedChat(NamedTuple):
     text: str
     thoughts: ReasoningMarks | None
-    """How the answer's reasoning is marked; None: in no known way."""
+    """Tags of the answer's reasoning; None: the format is unknown."""
 
 
 BEGUN_STRUCTURE = (
@@ -222,7 +222,7 @@ def render_chat(
     """Return the text of the prompt; `variables` and `tools` are for the template.
 
     With `begun` the text ends inside the last message, which the answer continues. Raises
-    InvalidRequest if the template refuses the messages, or cannot leave the last one open, and
+    InvalidRequest if the template rejects the messages, or cannot leave the last one open, and
     ModelError if there is none, or it fails.
     """
     template, thinking = files.template, files.thinking
@@ -244,7 +244,7 @@ def render_chat(
             start = text.removesuffix(answer)
             with suppress(InvalidRequest):
                 prompt = template.render(earlier, tools=tools, **variables)
-                # The answer began after an empty thought that the template leaves out of messages.
+                # The answer began after an empty reasoning block, which the template omits.
                 if prompt.startswith(start) and any(m in prompt[len(start) :] for m in form.closes):
                     text = prompt + answer
         return RenderedChat(text, reasoning_marks(thinking, inside=thinking.inside(answer, str)))
@@ -261,7 +261,7 @@ def render_chat(
 def reasoning_marks(
     thinking: Thinking, *, inside: bool, continued: tuple[int, ...] = ()
 ) -> ReasoningMarks:
-    """Return the marks of reasoning in an answer, for a model that has a format for it."""
+    """Return the tags of reasoning in an answer, for a model that has a format for it."""
     form = thinking.form
     assert form is not None
     return ReasoningMarks(
@@ -279,8 +279,8 @@ def reasoning_marks(
 def text_of(content: Any) -> str:
     """Return the text of a content: a string, or a list of parts, which newlines join.
 
-    Newlines as llama.cpp and vLLM have them. Raises InvalidRequest for other parts and values, with
-    a message to append to the content's path.
+    llama.cpp and vLLM also join with newlines. Raises InvalidRequest for other parts and values,
+    with a message to append to the content's path.
     """
     if isinstance(content, str):
         return content
@@ -304,7 +304,7 @@ def template_messages(messages: Sequence[Message], thinking: Thinking) -> list[d
     """Return messages with text as content and parsed arguments; `developer` becomes `system`.
 
     Empty answers at the end are dropped: agents send them after a turn that was aborted.
-    `thinking` has the names under which the template expects the thoughts of earlier answers.
+    `thinking` has the field names that the template uses for the reasoning of earlier answers.
     Raises InvalidRequest as `template_chat` does.
     """
     chat = []

@@ -1,7 +1,7 @@
-"""A request: options that were checked, with the defaults of the model under them.
+"""A request: checked options, with the defaults of the model under them.
 
-For each setting that has layers the first layer that has it decides: the request, the registry's
-entry for the model, the model's own files, the fallback. `paceline.options` has the ranges.
+The first layer with a value determines a setting: the request, the registry's entry for the model,
+the model's own files, the fallback. `paceline.options` has the ranges.
 """
 
 import secrets
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _RULES: Mapping[str, type[Fixed]] = {"fixed": Fixed, "adaptive": Adaptive, "kelly": Kelly}
 
 _RULE_BLOCK = 8  # default rows of the policies that do not weigh costs
-_DRAWN_BITS = 32  # of a seed that is drawn: few, because people type it
+_DRAWN_BITS = 32  # of a drawn seed: few, because people type it
 
 # The settings that have layers, with neutral values: greedy, without a limit.
 NEUTRAL: Mapping[str, Any] = {
@@ -72,7 +72,7 @@ class Request:
 
     sampling: Sampling
     drafter: DrafterSpec
-    """Without `auto` in a request of `Model._request`."""
+    """Drafters; `auto` is resolved in a request of `Model._request`."""
     policy: str
     max_block: int
     max_tokens: int | None = None
@@ -90,16 +90,16 @@ class Request:
     think: bool | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     thoughts: ReasoningMarks | None = None
-    """How the model's reasoning is marked; None: all of the text is the answer."""
+    """Tags of the model's reasoning; None: all of the text is the answer."""
     private: bool = False
-    """Whether the answer is neither kept nor drafted from kept ones."""
+    """True if the answer is neither saved nor drafted from saved ones."""
     shown: Mapping[int, str] = field(default_factory=dict)
-    """Control tokens that are in the answer's text: id -> text."""
+    """Special tokens that stay in the answer's text: id -> text."""
     repetition: Repetition | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def rules(self, stop_token_ids: Collection[int]) -> Rules:
-        """Return the rules of an answer of a model with these end-of-sequence tokens."""
+        """Return the rules for an answer of a model with these end-of-sequence tokens."""
         ends = frozenset() if self.ignore_eos else frozenset(stop_token_ids)
         return Rules(
             self.sampling,
@@ -112,7 +112,7 @@ class Request:
         )
 
     def within(self, room: int) -> "Request":
-        """Return the same with at most `room` tokens in the answer."""
+        """Return the same request with at most `room` tokens in the answer."""
         return replace(self, max_tokens=min(self.max_tokens or room, room))
 
     def policy_for(
@@ -137,15 +137,15 @@ class RequestDrafters(NamedTuple):
 
 
 def check(options: Options, defaults: Defaults | None = None) -> Request:
-    """Check `options`; `defaults` has those left out. None: greedy, without a limit.
+    """Check `options`; `defaults` supplies missing ones. None: greedy, without a limit.
 
-    Raises InvalidRequest: a line for each option that is unknown, or has a wrong type or a value
-    out of its range; else for the first other fault.
+    Raises InvalidRequest, with a line for each option that is unknown, has a wrong type, or is out
+    of range; otherwise for the first other fault.
     """
     layers = defaults or Defaults()
     if options.get("generation_config") == "none":
         layers = replace(layers, registry={}, model={})
-    # Numbers of numpy become Python's, which JSON has.
+    # NumPy numbers become Python numbers, which JSON supports.
     scalars = {name: each.item() for name, each in options.items() if isinstance(each, np.generic)}
     given: Any = {**options, **scalars}
     settings = layers.resolve(given)
@@ -189,7 +189,7 @@ def _fields_of(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def structure(options: Options, grammars: "Callable[[], Grammars]") -> Constraint | None:
-    """Compile the structure that checked options give an answer; None: they give it none.
+    """Compile the structure that checked options require of an answer; None if there is none.
 
     Raises InvalidRequest if it is wrong or too complex, and what `Grammars` raises.
     """
@@ -218,7 +218,7 @@ def defaults_of(files: ModelFiles) -> Defaults:
 
 
 def _repetition(value: bool | Mapping[str, Any] | None) -> Repetition | None:
-    """Return the rule of `repetition_detection`; in vLLM a `max_pattern_size` of 0 is off."""
+    """Return the rule of `repetition_detection`; as in vLLM, `max_pattern_size` 0 disables it."""
     if not isinstance(value, Mapping):
         return DEFAULT if value else None
     rule = {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0, **value}

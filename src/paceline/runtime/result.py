@@ -9,29 +9,29 @@ from paceline.engines.exact import Compared
 from paceline.runtime.request import Setting
 
 _SHOWN = 60
-"""Characters of an answer's text in its repr."""
+"""Maximum characters of an answer's text in its repr."""
 
 
 @dataclass(slots=True, repr=False)
 class Stats(Counters):
-    """Counters and times of an answer. Times are seconds."""
+    """Counters and times of an answer. Times are in seconds."""
 
     cached_tokens: int = 0  # of the prompt
     load_seconds: float = 0.0  # once per process
     first_token_seconds: float = 0.0  # from the call: template, tokenizer and prompt
-    prefill_seconds: float = 0.0  # the prompt's engine calls, and sampling of the first token
+    prefill_seconds: float = 0.0  # the prompt's forward passes, and sampling of the first token
     decode_seconds: float = 0.0  # the answer after its first token: draft, verify and the rest
     draft_seconds: float = 0.0  # drafters and policy
-    verify_seconds: float = 0.0  # the engine's calls, the head included
-    sample_seconds: float = 0.0  # sampling, acceptance, detokenisation
-    preempted: int = 0  # how often, because a server's KV cache was full
+    verify_seconds: float = 0.0  # forward passes, the head included
+    sample_seconds: float = 0.0  # sampling, acceptance, detokenization
+    preempted: int = 0  # number of preemptions, because a server's KV cache was full
     recomputed: int = 0  # rows, after preemption
-    recompute_seconds: float = 0.0  # of these rows; part of no other time
+    recompute_seconds: float = 0.0  # for these rows; part of no other time
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by part of the engine's calls, prefill included, if the engine has parts."""
+    """Seconds by part of the forward passes, prefill included, if the engine has parts."""
     decoded: int = 0  # tokens after the first
     probe: dict[str, dict[str, int]] | None = None
-    """With a probe: drafter -> the steps, drafted and accepted that it would have had."""
+    """With a probe: drafter -> the steps, drafted and accepted tokens it would have had."""
 
     def __repr__(self) -> str:
         drafts = f"{self.accepted} of {self.drafted} drafts accepted"
@@ -39,22 +39,22 @@ class Stats(Counters):
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; 0.0 without drafts."""
+        """The ratio of accepted to drafted tokens; 0.0 without drafts."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens per engine call (tau); 0.0 without steps."""
+        """The tokens per forward pass (tau); 0.0 without steps."""
         return self.decoded / self.steps if self.steps else 0.0
 
     @property
     def host_seconds(self) -> float:
-        """Decode time outside the engine's calls."""
+        """The decode time outside forward passes."""
         return self.decode_seconds - self.verify_seconds
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Tokens after the first, over decode time."""
+        """The tokens after the first, over decode time."""
         return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Stats(Counters):
         return {name: getattr(self, name) for name in names}
 
     def line(self) -> str:
-        """One line for people."""
+        """Return one line of statistics."""
         if not self.steps:
             return f"1 token in {self.first_token_seconds:.2f} s"
         drafts = "no drafts"
@@ -91,9 +91,9 @@ class Stats(Counters):
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
     text: str
-    """The answer, without the model's reasoning if its form is known."""
+    """The answer, without the model's reasoning if its format is known."""
     token_ids: list[int]
-    """All tokens of the model: reasoning, its marks and an ending stop token included."""
+    """All tokens of the model: reasoning, its tags and an ending stop token included."""
     finish_reason: FinishReason
     stats: Stats
     prompt_tokens: int
@@ -102,8 +102,8 @@ class Result:
     drafter: str
     policy: str
     exact: bool
-    """Whether the tokens equal plain decoding's: no row was measured, on this machine, to depend on
-    a condition that this answer was computed under."""
+    """True if the tokens equal plain decoding's: no measured row depends, on this machine, on a
+    condition that this answer was computed under."""
     seed: int
     """Seed of the sampler; the same seed gives the same tokens."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
@@ -111,16 +111,16 @@ class Result:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     """Logprobs of the answer's tokens, if they were requested."""
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    """The same for the prompt; None for its first token."""
+    """Logprobs of the prompt's tokens; None for its first token."""
     reasoning: str = ""
-    """The model's reasoning, without its marks."""
+    """The model's reasoning, without its tags."""
     reasoning_tokens: int = 0
-    """How many of `token_ids` are reasoning and its marks."""
+    """Number of `token_ids` that are reasoning and its tags."""
     stopped_by: str | None = None
-    """The stop string that ended the answer; None: none did."""
+    """The stop string that ended the answer, or None."""
     exactness: Mapping[str, Compared] = field(default_factory=dict)
-    """The evidence for `exact`: condition -> how many rows were compared, and how many differ.
-    Empty where nothing can differ, and where there was no room to measure."""
+    """The evidence for `exact`: condition -> numbers of compared rows and of different ones.
+    Empty if nothing can differ, or if there were no slots for the measurement."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
@@ -132,7 +132,7 @@ class Result:
         return "temperature" in self.settings and self.settings["temperature"].value > 0
 
     def line(self) -> str:
-        """One line for people: statistics, and the engine and seed that give it again."""
+        """Return one line: statistics, and the engine and seed that reproduce the answer."""
         seed = f", seed {self.seed}" if self.sampled else ""
         statistics = self.stats.line() if self.token_ids else "no tokens"
         return f"{statistics}; {self.engine}, drafter {self.drafter}{seed}"

@@ -1,6 +1,6 @@
 """Handles of requests: a stream to iterate, one for coroutines, and the results of many.
 
-The engine's thread puts events into a handle's queue; who asked takes them out. So Ctrl-C and the
+The engine's thread puts events into a handle's queue; the caller takes them out. So Ctrl-C and the
 end of a reader never touch the engine: they cancel the request.
 """
 
@@ -27,14 +27,14 @@ MAX_UNREAD = 8
 """Unread steps of a stream that pause its request, so that memory stays bounded."""
 
 _MAX_AHEAD = 128
-"""Requests of a list that are submitted at once: the waiting replace those that end."""
+"""Requests of a list that are submitted at once: waiting ones replace those that end."""
 
 _POLL_SECONDS = 0.5
 """On Windows, Ctrl-C cannot interrupt a wait, only the pause between two."""
 
 
 class _Handle:
-    """A request and its result, once that was read."""
+    """A request, and its result once it was read."""
 
     def __init__(self) -> None:
         self._queued: BatchRequest | None = None
@@ -64,7 +64,7 @@ class _Handle:
         return self._result is not None or self._error is not None
 
     def _take(self, event: Event) -> Step | None:
-        """Return a step, or None after the end, whose result is kept. Raises an error."""
+        """Return a step, or None after the end, when the result is stored. Raises an error."""
         match event:
             case Step():
                 return event
@@ -85,7 +85,7 @@ class Stream(_Handle):
     """Iterate for `Step`s, each with its new `tokens` and `text`; then read `result`.
 
     The answer is computed while its steps are read, and pauses when too many are unread. To leave
-    early, `close()` (or a `with` block): the answer so far is the result.
+    early, `close()` (or use a `with` block): the answer so far is the result.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Stream(_Handle):
         events, end = SimpleQueue[Event](), list[Event]()
         self._events, self._end, self._on_end = events, end, on_end
 
-        def listen(event: Event) -> None:  # in the engine's thread; it must not keep the stream
+        def listen(event: Event) -> None:  # in the engine's thread; it must not refer to the stream
             if not isinstance(event, Step):
                 end.append(event)
             events.put(event)
@@ -115,29 +115,29 @@ class Stream(_Handle):
 
     @property
     def tokens(self) -> list[int]:
-        """Token ids of the prompt, and of the answer so far, unread steps included."""
+        """The token ids of the prompt, and of the answer so far, unread steps included."""
         job = self._queued.job
         return [*self._queued.tokens] if job is None else job.tokens
 
     @property
     def answer(self) -> list[int]:
-        """Token ids of the answer so far."""
+        """The token ids of the answer so far."""
         return self.tokens[len(self._queued.tokens) :]
 
     @property
     def stats(self) -> Stats:
-        """Statistics so far."""
+        """The statistics so far."""
         job = self._queued.job
         return job.stats if isinstance(job, Answer) else Stats()
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Logprobs of the answer so far, if they were requested."""
+        """The logprobs of the answer so far, if they were requested."""
         job = self._queued.job
         return job.logprobs if isinstance(job, Answer) else []
 
     def close(self) -> None:
-        """End here; the answer so far is the result. After the end this does nothing."""
+        """End the answer; its text so far is the result. After the end this does nothing."""
         if not self.finished:
             self._queued.cancel()
         with suppress(Exception):  # `result` raises it
@@ -152,7 +152,7 @@ class Stream(_Handle):
             if not self.finished and (step := self._take(self._next_event())) is not None:
                 return step
         except KeyboardInterrupt:
-            self._queued.cancel()  # what there is can still be read
+            self._queued.cancel()  # the remaining events can still be read
             raise
         if self._result is not None:
             self._on_end(self._result)
@@ -167,7 +167,7 @@ class Stream(_Handle):
                 if self._events.qsize() == MAX_UNREAD - 1:
                     self._queued.wake()
                 return event
-            if self._end:  # another thread took it, or Ctrl-C came when it had been taken
+            if self._end:  # another thread took it, or Ctrl-C came after it was taken
                 return self._end[0]
 
     def __enter__(self) -> Self:
@@ -184,7 +184,7 @@ class AsyncStream(_Handle):
     """
 
     def __init__(self, submit: Submit, make: Callable[[], BatchRequest]) -> None:
-        """Submit what `make` returns at the first step; it may take a while, and gets a thread."""
+        """Submit the result of `make` at the first step; it runs in a thread, as it may be slow."""
         super().__init__()
         self._submit, self._make = submit, make
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -256,7 +256,7 @@ def results_of(
     """Run requests together; yield each one's number, from 0, and its result when it has ended.
 
     At most `max_running` are taken before one has ended. An error of one, or closing the generator,
-    ends all of them. The error of one that is too long has its number, after `noun`.
+    ends all of them. The error for a prompt that is too long has its number, after `noun`.
     """
     events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
     queued: dict[int, BatchRequest] = {}

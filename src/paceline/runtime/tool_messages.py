@@ -1,7 +1,7 @@
-"""Tools and calls in a chat, as the chat template of a model takes them.
+"""Tools and calls in a chat, in the format of a model's chat template.
 
 A template without tools gets them as text. `tools/calls.py` splits the answer. Only
-chats with tools come here, with messages of `prompt.template_messages`.
+chats with tools use this module, with messages of `prompt.template_messages`.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _TOOL_ROLE = re.compile(r"""role['"\])\s]*(==|!=|in)[^%}]*?['"]tool['"]""")
 
 _FIRST_CALL = re.compile(r"tool_calls['\"\])]*\[0\]")
 _EACH_CALL = re.compile(r"\bin\s[^%}]*tool_calls")
-"""In templates that render every call of a message; those with the other alone render one."""
+"""Occurs in templates that render all calls; those with `_FIRST_CALL` alone render one."""
 
 
 def fit_tools(
@@ -61,7 +61,7 @@ def fit_calls(
             calls = [ToolCall(one["name"], _object(one["arguments"])) for one in functions]
             message["content"] += written_calls(form, calls) if calls else ""
     if form and form.channels:
-        for message in fitted:  # with calls, the template takes thoughts or content, not both
+        for message in fitted:  # with calls, the template supports reasoning or content, not both
             thoughts, content = message.get("thinking"), message.get("content")
             if thoughts and content and message.get("tool_calls"):
                 message |= {"thinking": f"{thoughts}\n\n{content}", "content": ""}
@@ -131,7 +131,7 @@ def describe_tools(
 ) -> list[dict[str, Any]]:
     """Return a chat with its tools as JSON text, for a template that does not support tools.
 
-    With the form `HERMES`, calls and results also become text; other templates render them.
+    With the format `HERMES`, calls and results also become text; other templates render them.
     """
     described = [dict(message) for message in chat]
     if form.name == HERMES.name:

@@ -1,1 +1,1 @@
-"""`bench agent`: recorded sessions of agents, replayed turn by turn."""
+"""`bench agent`: replays recorded sessions of agents, turn by turn."""

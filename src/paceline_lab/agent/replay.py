@@ -1,8 +1,8 @@
-"""Replays the turns of a session, here or at a server.
+"""Replays the turns of a session, locally or on a server.
 
-Here the recorded answer is what the model says: each row of logits is computed, and the recorded
-token taken. So every model does the work of the real session, one of random weights too, and drafts
-are judged by the recorded answer. All else is what `serve` runs: scheduler, prefix cache, drafters.
+Locally, each row of logits is computed, and the recorded token is taken. So every model does the
+work of the real session, even one with random weights, and drafts are verified against the
+recorded answer. All else is the code of `serve`: scheduler, prefix cache, drafters.
 """
 
 from collections.abc import Sequence
@@ -26,30 +26,30 @@ class Replayed(NamedTuple):
     first_token_seconds: float
     tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of the prompt that were not computed again."""
+    """Prompt tokens that were not computed again."""
     steps: int = 0
     same: bool | None = None
-    """Whether the answer is the recorded one; None: a server has its own."""
+    """True if the answer equals the recorded one; None: a server generates its own."""
     error: str = ""
 
     @property
     def decode_seconds(self) -> float:
-        """After the first token; 0 of an answer that failed or has one."""
+        """The time after the first token; 0 for an answer that failed or has one token."""
         return 0.0 if self.error else self.seconds - self.first_token_seconds
 
 
 class ForcedEngine:
-    """An engine that says a recorded text: the best token after each position is the text's.
+    """An engine that reproduces a recorded text: the best token at each position is the text's.
 
     text      the, cat, sat, on, a
     block     [cat, sat, by]          at position 1: the last token and a draft
-    best       sat, on,  a            what the text has at positions 2, 3 and 4
+    best       sat, on,  a            the text's tokens at positions 2, 3 and 4
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.text: Sequence[int] = ()
-        """Token ids of prompt and answer of the request that runs."""
+        """Token ids of prompt and answer of the running request."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -68,9 +68,9 @@ class ForcedEngine:
 
 
 def replay_here(model: Model, turns: Sequence[SessionTurn], options: Options) -> list[Replayed]:
-    """Answer the turns in order; nothing of earlier sessions is left.
+    """Answer the turns in order, with nothing left of earlier sessions.
 
-    The error of a turn is in its place, and the next one goes on.
+    The error of a failed turn takes the place of its answer, and the next turn continues.
     """
     engine = ForcedEngine(model.engine)
     model = Model(model.files, engine, defaults=model.defaults, drafting=model.drafting.fresh())
@@ -101,7 +101,7 @@ def _answer(model: Model, engine: ForcedEngine, turn: SessionTurn, options: Opti
 
 
 def replay_there(server: ServedModel, turns: Sequence[SessionTurn]) -> list[Replayed]:
-    """Send the turns in order to a server, which answers with as many tokens of its own."""
+    """Send the turns in order to a server, which generates its own answers of equal length."""
     replayed = []
     fields = {"cache_prompt": True, "ignore_eos": True}
     for turn in turns:

@@ -18,7 +18,7 @@ def measure_session(
     replays: Mapping[str, Callable[[], list[Replayed]]],
     rounds: int,
 ) -> list[Row]:
-    """Replay a session with all contenders in turn: a row per turn and contender."""
+    """Replay a session with all contenders in turn; return one row per turn and contender."""
     answers = interleaved(replays, rounds)
     rows = []
     for place, turn in enumerate(turns):
@@ -36,7 +36,7 @@ def _row(
     replayed: Sequence[Replayed],
     plain: Sequence[Replayed],
 ) -> Row:
-    """A turn by a contender; one that failed in a round has the error in its facts."""
+    """Return a turn's row for a contender; if a round failed, the facts have the error."""
     first = replayed[0]
     pairs = [*zip(plain, replayed, strict=True)]
     measures = {
@@ -61,7 +61,7 @@ def _row(
 
 
 def totals_of(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Contender -> figures of the turns that did not fail; times are medians of the rounds."""
+    """Return contender -> figures of its successful turns; times are medians over the rounds."""
     totals: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(row.contender for row in rows):
         own = [row for row in rows if row.contender == name and "error" not in row.facts]

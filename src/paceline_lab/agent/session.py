@@ -1,7 +1,7 @@
-"""Recorded sessions of agents: messages, a JSON object with `role` and `content` on each line.
+"""Recorded sessions of agents: one message per line, a JSON object with `role` and `content`.
 
-A turn is an answer of the assistant, and what was said before it is its prompt. Tool calls and
-their results are text in messages, so that every chat template renders them.
+A turn is an answer of the assistant; the messages before it are its prompt. Tool calls and their
+results are text in messages, so that every chat template renders them.
 """
 
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from paceline.storage.validation import validated
 from paceline.verify.suite import packaged, prompt_for
 
 SESSIONS = ("coding", "documents")
-"""Sessions of paceline's own, of ten turns each."""
+"""Built-in sessions, of ten turns each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SessionTurn(NamedTuple):
 
     name: str
     number: int
-    """From 1."""
+    """Number of the turn, from 1."""
     messages: list[dict[str, Any]]
     prompt: list[int]
     """The messages in the model's chat template, encoded."""
@@ -58,7 +58,7 @@ class AgentSession:
 
 
 def load_sessions(path: Path | None) -> list[AgentSession]:
-    """The session in a file, or paceline's own. Raises InvalidRequest, naming the file and line."""
+    """Return the session in a file, or the built-in ones. Raises InvalidRequest, with the line."""
     if path is None:
         names = ((name, f"agent_{name}.jsonl") for name in SESSIONS)
         return [_parsed(name, packaged("paceline_lab.agent", file), file) for name, file in names]

@@ -1,4 +1,4 @@
-"""Interleaved A/B test of contenders: every contender answers the same cases, and rows come out.
+"""Interleaved A/B test: all contenders answer the same cases, and each pair gives a row.
 
 In every round all contenders answer a case, with fresh caches and drafters, and a ratio is taken
 within the round. Every answer is compared with plain decoding's, token by token. Prefill and decode
@@ -30,17 +30,17 @@ SINGLE_ROW = "plain, 1 row"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prompt and the options to answer it with."""
+    """A prompt and its generation options."""
 
     id: str
     kind: str
     prompt: Prompt
     options: Options = field(default_factory=Options)
-    """Options for all contenders; with a temperature there is a seed."""
+    """Options for all contenders; a temperature requires a seed."""
     at: Mapping[str, float | str] = field(default_factory=dict)
-    """As in `Row`."""
+    """Parameters, as in `Row`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """As in `Row`."""
+    """Facts, as in `Row`."""
     keep_prompt: bool = True
     """True: the record has the prompt's tokens, so the case can be simulated. False for third-party
     data sets, which a record would publish."""
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A model (with its engine's settings) and the options it decodes with."""
+    """A model (with its engine's settings) and its decoding options."""
 
     name: str
     model: Model
@@ -56,23 +56,23 @@ class Contender:
 
     @property
     def block(self) -> dict[str, int]:
-        """`block`: the most rows of a block, if the options limit them."""
+        """`block`: the maximum rows of a block, if the options limit them."""
         rows = self.options.get("max_block")
         return {} if rows is None else {"block": rows}
 
     @property
     def curve(self) -> str:
-        """Name of the curve that joins the contenders that differ in the block alone."""
+        """The name of the curve that joins the contenders that differ in the block alone."""
         return f"{drafter_name(self.options['drafter'])}, {self.options.get('policy', 'auto')}"
 
     def answer(self, case: Case) -> Result:
-        """Answer with nothing left of earlier requests; greedy unless the case says otherwise."""
+        """Answer without state from earlier requests; greedy unless the case has other options."""
         options: Options = {**GREEDY, **case.options, **self.options}
         return self.model.fresh().generate(case.prompt, **options)
 
 
 def drafter_name(spec: str) -> str:
-    """A drafter's spec with paths cut to their last part: a record has no folders."""
+    """Return a drafter's spec with paths cut to their last part: a record has no folders."""
     return DrafterSpec.parse(spec).without_folders
 
 
@@ -85,7 +85,7 @@ def warm_up(contenders: Sequence[Contender], case: Case) -> None:
 def measure(
     case: Case, contenders: Sequence[Contender], *, rounds: int, start: int = 0
 ) -> list[Row]:
-    """Answer a case with all contenders, interleaved; one row per contender.
+    """Answer a case with all contenders, interleaved; return one row per contender.
 
     The first contender is plain decoding, the baseline of `ratio`; one called `SINGLE_ROW` is the
     baseline of `ratio_single_row`. The first row's facts have the tokens of answer and prompt.
@@ -95,7 +95,7 @@ def measure(
     first, *others = (
         _row(case, contender, answers, contenders[0].name) for contender in contenders
     )
-    # With its tokens a case can be simulated.
+    # With its tokens, a case can be simulated.
     tokens = {"token_ids": answers[first.contender][0].token_ids}
     if case.keep_prompt:
         tokens = {"prompt_token_ids": contenders[0].model.tokens(case.prompt), **tokens}
@@ -107,7 +107,7 @@ def interleaved(
 ) -> dict[str, list[_T]]:
     """Run every call once per round, in rotating order: other load affects all calls alike.
 
-    `start` is the index of the call that begins the first round: pass another number for every
+    `start` is the index of the call that begins the first round; pass a different number for every
     case. Returns name -> results, one per round, in the order of `calls`.
     """
     results: dict[str, list[_T]] = {name: [] for name in calls}
@@ -120,7 +120,7 @@ def interleaved(
 
 
 def about(model: Model) -> dict[str, Any]:
-    """Fields of a record that describe a model, and this process."""
+    """Return a record's fields that describe a model and this process."""
     return {
         **here(),
         "model": {"name": model.files.name, "fingerprint": model.files.fingerprint},
@@ -129,14 +129,14 @@ def about(model: Model) -> dict[str, Any]:
 
 
 def max_context(model: Model) -> int:
-    """Most tokens of prompt and answer together."""
+    """Return the maximum tokens of prompt and answer together."""
     return model.scheduler.admission.max_length
 
 
 def contender_options(
     drafters: Sequence[str], policies: Sequence[str], blocks: Sequence[int]
 ) -> dict[str, Options]:
-    """Contender -> its options: plain decoding, then every drafter with every policy and block.
+    """Return contender -> options: plain decoding, then all drafters with all policies and blocks.
 
     Raises InvalidRequest if a drafter, a policy or a block is invalid.
     """
@@ -159,7 +159,7 @@ def contender_options(
 
 
 def options_facts(options: Mapping[str, Options]) -> dict[str, Any]:
-    """The options of contenders by name, for a record's settings: drafters without folders."""
+    """Return contenders' options by name, for a record's settings; drafters have no folders."""
     return {
         name: {**settings, "drafter": drafter_name(settings["drafter"])}
         for name, settings in options.items()
@@ -167,7 +167,7 @@ def options_facts(options: Mapping[str, Options]) -> dict[str, Any]:
 
 
 def measures_of(result: Result) -> dict[str, float]:
-    """Measures of one answer, by their names in `Row.measures`."""
+    """Return the measures of one answer, by their names in `Row.measures`."""
     stats = result.stats
     computed = result.prompt_tokens - stats.cached_tokens
     return {
@@ -184,12 +184,12 @@ _STATS = (
 
 
 def _decode_rate(result: Result) -> float:
-    """Decode throughput, tokens/s; 1.0 for an answer of one token, which has no decode step."""
+    """Return decode throughput, tokens/s; 1.0 for an answer of one token (no decode step)."""
     return result.stats.decode_tokens_per_second or 1.0
 
 
 def _whole_rate(result: Result) -> float:
-    """Throughput of prefill and decode, in answer tokens/s."""
+    """Return the throughput of prefill and decode, in answer tokens/s."""
     return result.completion_tokens / (result.stats.prefill_seconds + result.stats.decode_seconds)
 
 
@@ -227,7 +227,7 @@ def _row(
 
 
 def sums(counters: Sequence[Counters]) -> dict[str, Any]:
-    """`Row.counts` of several answers."""
+    """Return `Row.counts` of several answers."""
     counts: dict[str, Any] = {
         name: sum(getattr(one, name) for one in counters)
         for name in ("steps", "drafted", "accepted", "fallbacks")

@@ -1,9 +1,9 @@
 """`bench compare`: two records side by side, with the first as the baseline.
 
 The measure is mostly a ratio to plain decoding, so records of two machines or days can be compared.
-Rounds of two runs are independent, so the range of a quotient is from the least of one over the
-most of the other to the reverse. Invariant: without `anyway`, records of another model, other
-prompts or another answer length are rejected.
+Rounds of two runs are independent: the range of a quotient is from the minimum of one over the
+maximum of the other to the reverse. Invariant: records with different models, prompts or answer
+lengths are rejected without `anyway`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from paceline_lab.bench.record import Record, Spread, read_record
 
 
 class Line(NamedTuple):
-    """A case by a contender, with its value in both results."""
+    """A contender's case, with its value in both results."""
 
     case: str
     kind: str
@@ -38,8 +38,8 @@ class Line(NamedTuple):
 def bench_compare(before: Path, after: Path, *, measure: str, anyway: bool) -> Report:
     """Compare two results, case by case.
 
-    With `anyway` also results of another model, other prompts or another answer length. Raises
-    InvalidRequest if a file is invalid, or the results cannot be compared.
+    With `anyway`, the model, prompts and answer length may differ. Raises InvalidRequest if a file
+    is invalid, or the results cannot be compared.
     """
     paths = before, after
     first, second = map(read_record, paths)
@@ -100,7 +100,7 @@ def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
 
 
 def _lines(first: Record, second: Record, measure: str) -> Iterator[Line]:
-    """Cases and contenders that both results have, in the order of the first one."""
+    """Yield cases and contenders that both results have, in the order of the first one."""
     others = {row.key: row for row in second.rows}
     for row in first.rows:
         if measure == "ratio" and row.contender == PLAIN:
@@ -112,7 +112,7 @@ def _lines(first: Record, second: Record, measure: str) -> Iterator[Line]:
 
 
 def _means(lines: Sequence[Line]) -> Iterator[tuple[str, str, Spread]]:
-    """Contender, kind or `all`, and the geometric mean and range of the quotients of its cases."""
+    """Yield contender, kind or `all`, and the geometric mean and range of its cases' quotients."""
     for contender in dict.fromkeys(line.contender for line in lines):
         own = [line for line in lines if line.contender == contender]
         kinds = dict.fromkeys(line.kind for line in own)

@@ -1,7 +1,7 @@
-"""Rows of a measurement beside its output file, so that an interrupted run can be resumed.
+"""Saves the rows of a measurement next to its output file, so that a run can be resumed.
 
-The first entry describes the run: options, model, engine, machine. A journal of another run is
-rejected. The command line deletes it once it has written the result (`Report.journal`).
+The first entry describes the run: options, model, engine, machine. The journal of a different run
+is rejected. The command deletes the journal after writing the result (`Report.journal`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from paceline.storage.validation import validated
 from paceline_lab.bench.record import Record, Row
 
 _MAY_DIFFER = ("made", "command", "summary", "rows")
-"""Fields of the head in which two processes of one run may differ."""
+"""Fields of the head that may differ between two processes of one run."""
 
 
 def journal_path(output: Path | None) -> Path | None:
-    """Path of an output's journal; None without an output."""
+    """Return the path of an output's journal, or None without an output."""
     return None if output is None else output.with_name(f"{output.name}.journal")
 
 
 class Journal:
-    """Measured rows of a run by key: mostly a case's id, with rows of all contenders."""
+    """Measured rows of a run by key: usually a case's id, with the rows of all contenders."""
 
     def __init__(self, rows: Mapping[str, list[Row]], append: Append = lambda _: None) -> None:
         self._rows = {**rows}
@@ -36,17 +36,17 @@ class Journal:
         return self._rows.get(key)
 
     def add(self, key: str, rows: Sequence[Row]) -> None:
-        """Add rows; they are on disk when the call returns."""
+        """Add rows; they are on disk when the method returns."""
         self._append({"key": key, "value": [row.as_dict() for row in rows]})
         self._rows[key] = [*rows]
 
 
 @contextmanager
 def open_journal(output: Path | None, head: Record) -> Iterator[Journal]:
-    """Open the journal of `output`, with the work of an interrupted run if there was one.
+    """Open the journal of `output`, with the rows of an interrupted run if there was one.
 
-    `head` is the record of this run, without rows. Without an `output` nothing is on disk. Raises
-    InvalidRequest if the journal cannot be read or written, or it is another run's.
+    `head` is the record of this run, without rows. Without an `output` nothing is written. Raises
+    InvalidRequest if the journal cannot be read or written, or belongs to a different run.
     """
     path = journal_path(output)
     if path is None:
@@ -79,7 +79,7 @@ def _check_same_run(path: Path, recorded: Any, about: Mapping[str, Any]) -> None
 
 
 def _differing(was: Any, now: Any) -> tuple[str, str]:
-    """Both values; of two objects only the fields that differ."""
+    """Return both values; for two objects, only the fields that differ."""
     if not (isinstance(was, dict) and isinstance(now, dict)):
         return str(was), str(now)
     names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
@@ -90,9 +90,9 @@ def _differing(was: Any, now: Any) -> tuple[str, str]:
 def measured_rows(
     journal: Journal, key: str, measure: Callable[[], list[Row]], progress: Progress, place: str
 ) -> list[Row]:
-    """Rows of a key, measured if they are new; reports their median ratios in one line.
+    """Return the rows of a key, measured if they are new; report their median ratios in one line.
 
-    `place` is how far the run is, as `3/20`.
+    `place` is the progress of the run, such as `3/20`.
     """
     known = journal.get(key)
     rows = known or measure()

@@ -1,4 +1,4 @@
-"""The prompts of a suite that a benchmark answers."""
+"""Selects a benchmark's prompts from a suite."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,10 +8,10 @@ from paceline.verify.suite import Suite, load_suite
 
 
 def chosen_prompts(path: Path | None, limit: int | None = None) -> Suite:
-    """A suite's prompts, or `limit` of them; the hash is the file's.
+    """Return a suite's prompts, or `limit` of them; the hash is that of the file.
 
-    They are the same number of each kind (one more of the first kinds if it does not divide). Of n
-    prompts of a kind, prompt i of k is at floor(i n / k). Raises InvalidRequest as `load_suite`.
+    Each kind has the same number of prompts (the first kinds have one more if needed). Of n prompts
+    of a kind, prompt i of k is at floor(i n / k). Raises InvalidRequest as `load_suite` does.
     """
     suite = load_suite(path)
     if limit is None:
@@ -28,7 +28,7 @@ def chosen_prompts(path: Path | None, limit: int | None = None) -> Suite:
 
 
 def _shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Numbers that share `total` equally among groups of these sizes; all of a smaller group."""
+    """Divide `total` equally among groups of these sizes; small groups are used up."""
     shares = [0] * len(sizes)
     left = min(total, sum(sizes))
     while left:

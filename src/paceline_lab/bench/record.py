@@ -1,8 +1,8 @@
-"""The recorded result of a benchmark, as one JSON file: written, read and validated.
+"""A benchmark's recorded result as one JSON file: written, read and validated.
 
 A record has a head (time, command, versions, machine, model, engine, prompts, settings) and rows. A
 row is one measurement: one case by one contender, with the values of every round, so medians,
-spreads and charts need nothing else. Nothing here depends on how it is measured or drawn.
+spreads and charts need nothing else. Independent of how results are measured or drawn.
 Invariant: a file is validated as a whole, and every fault is reported.
 """
 
@@ -29,7 +29,7 @@ FORM = "paceline-bench"
 VERSION = 1
 
 PACKAGES = ("numpy", "tokenizers", "xllamacpp")
-"""Packages whose versions a record has, if they are installed."""
+"""Packages whose versions are recorded, if they are installed."""
 
 _HEAD = ("made", "command", "paceline", "settings", "versions", "machine")
 """Fields that a file must have although `Record` has defaults for them."""
@@ -38,10 +38,10 @@ _ORDER = (
     *("made", "command", "paceline", "versions", "machine", "model", "engine"),
     *("settings", "suite_sha256", "summary"),
 )
-"""Fields of the head in a file."""
+"""Fields of the head, in the order of a file."""
 
 _Number = Annotated[float, Limit(allow_inf_nan=False, ge=-(10**15), le=10**15)]
-"""Beyond these a chart's arithmetic overflows."""
+"""A number; larger magnitudes would overflow a chart's arithmetic."""
 
 
 class Spread(NamedTuple):
@@ -55,14 +55,14 @@ class Spread(NamedTuple):
         return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
 
     def rounded(self, digits: int) -> str:
-        """The median with the range, or the median alone if all three look the same."""
+        """Return the median with the range, or the median alone if all three round to it."""
         texts = [f"{value:.{digits}f}" for value in self]
         return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: a case by a contender. A record has one row at most per pair."""
+    """One measurement: a case by a contender. A record has at most one row per pair."""
 
     case: str
     """Id of the prompt, or another unique name of the case, such as `code, 372 tokens`."""
@@ -75,19 +75,19 @@ class Row:
     values at one index belong together. Usual names: `ratio` (decode speed over plain decoding's
     in the same round), `ratio_single_row` (over single-row plain decoding's), `ratio_with_prefill`
     (over plain decoding's, prefill included), `decode_tokens_per_second`,
-    `prefill_tokens_per_second`, `tokens_per_step`, `acceptance_rate`; and in seconds
-    `first_token_seconds`, `prefill_seconds`, `decode_seconds`, of which `draft_seconds`,
-    `verify_seconds` and `sample_seconds` are parts. Ratios are more than 0."""
+    `prefill_tokens_per_second`, `tokens_per_step`, `acceptance_rate`; in seconds
+    `first_token_seconds`, `prefill_seconds`, `decode_seconds`, and its parts `draft_seconds`,
+    `verify_seconds` and `sample_seconds`. Ratios are more than 0."""
     at: Mapping[str, int | _Number | str] = field(default_factory=dict)
     """Parameters of the case: `prompt_tokens`, `depth` (context before the question, in tokens),
-    `block`, `temperature`. Charts are drawn by the numbers."""
+    `block`, `temperature`. Charts use the numeric ones as axes."""
     counts: Mapping[str, int | list[int] | Mapping[str, int]] = field(default_factory=dict)
     """Sums over the rounds: `steps`, `drafted`, `accepted`, `fallbacks`; by drafter as
-    `drafted_by`, `accepted_by`; by place in the draft, from 0, as `drafted_at`, `accepted_at`."""
+    `drafted_by`, `accepted_by`; by position in a draft, from 0, as `drafted_at`, `accepted_at`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else, as JSON. Usual names: `tokens` and `prompt_tokens`; `same_tokens`, true if the
-    answers of all rounds equal plain decoding's; `way`, the name of a curve over a number of `at`
-    (such as the block) that joins the contenders that differ in nothing else."""
+    """Any other values, as JSON. Usual names: `tokens` and `prompt_tokens`; `same_tokens`, true if
+    the answers of all rounds equal plain decoding's; `way`, the name of a curve over a number of
+    `at` (such as the block) that joins the contenders that differ in nothing else."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a measure without values, or a ratio that is not more than 0."""
@@ -99,16 +99,16 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Case and contender."""
+        """The case and the contender."""
         return self.case, self.contender
 
     def spread(self, measure: str) -> Spread | None:
-        """Median and range of a measure over the rounds; None if it was not measured."""
+        """Return the median and range of a measure over the rounds; None if not measured."""
         values = self.measures.get(measure)
         return spread(values) if values else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON without empty fields."""
+        """Return the row as JSON, without empty fields."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -126,15 +126,15 @@ class Record:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Options that the result depends on; no paths, no times."""
     model: Mapping[str, str] | None = None
-    """`name` and `fingerprint`; None if no model was loaded here."""
+    """`name` and `fingerprint`; None if this process loaded no model."""
     engine: Mapping[str, str] | None = None
     """`Engine.describe()`."""
     suite_sha256: str | None = None
-    """SHA-256 of the file of prompts."""
+    """SHA-256 of the prompt file."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Aggregates of the rows, for people and `jq`; only `bench report` reads it."""
     made: str = ""
-    """UTC in ISO 8601."""
+    """Time of the measurement, UTC in ISO 8601."""
     command: str = ""
     paceline: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -142,16 +142,16 @@ class Record:
 
     @property
     def contenders(self) -> list[str]:
-        """In the order of their first rows."""
+        """The contenders, in the order of their first rows."""
         return list(dict.fromkeys(row.contender for row in self.rows))
 
     @property
     def cases(self) -> list[str]:
-        """In the order of their first rows."""
+        """The cases, in the order of their first rows."""
         return list(dict.fromkeys(row.case for row in self.rows))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON: the head, then the rows."""
+        """Return the record as JSON: the head, then the rows."""
         return {
             **{"form": FORM, "version": VERSION, "kind": self.kind},
             **{name: getattr(self, name) for name in _ORDER},
@@ -160,12 +160,12 @@ class Record:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and range of at least one value."""
+    """Return the median and range of at least one value."""
     return Spread(median(values), min(values), max(values))
 
 
 def here() -> dict[str, Any]:
-    """Fields of a record that describe this process: time, command, versions, machine.
+    """Return a record's fields that describe this process: time, command, versions, machine.
 
     >>> Record("run", rows, **here())
     """
@@ -184,7 +184,7 @@ def read_record(path: Path) -> Record:
 
 
 def read_value(path: Path) -> Any:
-    """The JSON in a file. Raises InvalidRequest if the file cannot be read or is truncated."""
+    """Return the JSON in a file. Raises InvalidRequest if the file is unreadable or truncated."""
     try:
         text = decode(path.read_bytes(), path)
     except OSError as error:
@@ -198,9 +198,9 @@ def read_value(path: Path) -> Any:
 
 
 def parse_record(value: Any, name: str) -> Record:
-    """Validate parsed JSON as a record; `name` names it in messages.
+    """Validate parsed JSON as a record; messages use `name`.
 
-    Raises InvalidRequest if it is no record; the message has one line per fault.
+    Raises InvalidRequest if it is not a record; the message has one line per fault.
     """
     if not isinstance(value, dict) or value.get("form") != FORM:
         raise InvalidRequest(

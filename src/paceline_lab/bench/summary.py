@@ -1,9 +1,9 @@
-"""Aggregates of rows and tables of them: speed by kind of prompt, with loops and without.
+"""Aggregates and tables of rows: speed by kind of prompt, with loops and without.
 
-A loop is an answer that repeats itself: drafters are fast on it, and it is of no use. An answer of
-n tokens has n - 7 8-grams, one per position where eight tokens begin. Its repeated share is the
-share of these that equal an earlier 8-gram of the same answer; over 0.3 it is a loop. An answer of
-fewer than eight tokens has a share of 0. The prompt does not count: quoting it is no loop.
+A loop is an answer that repeats itself: drafters are fast on it, but it is useless. An answer of n
+tokens has n - 7 8-grams, one per position where eight tokens begin. Its repeated share is the share
+of these that equal an earlier 8-gram of the same answer; over 0.3 it is a loop. An answer of fewer
+than eight tokens has a share of 0. The prompt does not count: quoting it does not make a loop.
 
 A case is a loop if plain decoding's answer is one; the drafters' answers have the same tokens.
 Speeds are geometric means of the cases' medians. Tokens per step are all decoded tokens over all
@@ -33,30 +33,30 @@ _MAX_REPEATED = 0.3
 
 
 def repeated_share(tokens: Sequence[int]) -> float:
-    """Share of an answer's 8-grams that equal an earlier one, 0 to 1."""
+    """Return the share of an answer's 8-grams that equal an earlier one, 0 to 1."""
     grams = [tuple(tokens[at : at + _GRAM]) for at in range(len(tokens) - _GRAM + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def is_loop(tokens: Sequence[int]) -> bool:
-    """True if over 30 % of an answer's 8-grams equal an earlier one."""
+    """Return True if over 30 % of an answer's 8-grams equal an earlier one."""
     return repeated_share(tokens) > _MAX_REPEATED
 
 
 def loop_cases(rows: Sequence[Row]) -> set[str]:
-    """Cases in which plain decoding's answer is a loop."""
+    """Return the cases where plain decoding's answer is a loop."""
     plain = (row for row in rows if row.contender == PLAIN)
     return {row.case for row in plain if is_loop(row.facts.get("token_ids", []))}
 
 
 def all_same_tokens(rows: Sequence[Row]) -> bool:
-    """True if all tokens equal plain decoding's, except those of the single-row baseline."""
+    """Return True if all tokens equal plain decoding's, except the single-row baseline's."""
     exact = (row for row in rows if row.contender != SINGLE_ROW)
     return all(row.facts.get("same_tokens", True) for row in exact)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Aggregates for a record: exactness, speeds over plain decoding, loops, and `groups`.
+    """Return a record's aggregates: exactness, speeds over plain decoding, loops, and `groups`.
 
     A group is a kind of prompt, or `all`. It has the numbers of its `answers` and `loops`, and the
     figures of `_COLUMNS` by contender, `with_loops` and `without_loops`.
@@ -77,7 +77,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def group_tables(rows: Sequence[Row]) -> list[Table]:
-    """A table per drafter; values without the loops are in brackets."""
+    """Return one table per drafter; values without the loops are in brackets."""
     groups = summary(rows)["groups"]
     names = [name for name in dict.fromkeys(row.contender for row in rows) if name != PLAIN]
     head = ["kind", "answers", *(title for _, title in _COLUMNS)]
@@ -92,7 +92,7 @@ def group_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines about loops and exactness, which a table of speeds does not show."""
+    """Yield lines about loops and exactness, which a table of speeds does not show."""
     aggregates = summary(rows)
     answers, loops = aggregates["groups"][ALL]["answers"], aggregates["groups"][ALL]["loops"]
     yield f"{answers} answers, of which {loops} are loops ({100 * loops / answers:.0f} %)"
@@ -104,7 +104,7 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def case_table(rows: Sequence[Row]) -> Table:
-    """A line per row: its tokens, speeds, acceptance, and whether its tokens are the same."""
+    """Return a line per row: tokens, speeds, acceptance, and whether the tokens are the same."""
     head = ["prompt", "contender", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
     single = any("ratio_single_row" in row.measures for row in rows)
     head += ["/ plain", "rounds", *(["/ 1 row"] if single else []), "same"]
@@ -112,7 +112,7 @@ def case_table(rows: Sequence[Row]) -> Table:
 
 
 def _means(rows: Sequence[Row], measure: str) -> dict[str, float]:
-    """Contender -> geometric mean of a measure's medians; rows without the measure do not count."""
+    """Return contender -> geometric mean of the medians of rows that have the measure."""
     medians: dict[str, list[float]] = {}
     for row in rows:
         if measure in row.measures:
@@ -181,7 +181,7 @@ def _case_line(row: Row, *, single: bool) -> list[str]:
 
 
 def count_of(row: Row, name: str) -> int:
-    """A sum over the rounds; 0 if it was not counted."""
+    """Return a sum over the rounds; 0 if it was not counted."""
     count = row.counts.get(name, 0)
     return count if isinstance(count, int) else 0
 
@@ -191,6 +191,6 @@ def number(value: float | None) -> str:
 
 
 def _decoded(row: Row) -> int:
-    """Tokens after the first, in all rounds."""
+    """Return the number of tokens after the first, in all rounds."""
     rounds = max(map(len, row.measures.values()), default=0)
     return max(int(row.facts.get("tokens", 0)) - 1, 0) * rounds

@@ -1,8 +1,8 @@
 """A suite's prompts, turn by turn, and the turns that do not fit the context.
 
-The prompt of a later turn has the questions before it and plain decoding's answers to them, so all
-contenders read the same tokens. A turn fits if its prompt plus `max_tokens` does. One that does not
-is skipped and listed, and so are the turns after it.
+The prompt of a later turn has the earlier questions and plain decoding's answers to them, so all
+contenders read the same tokens. A turn fits if its prompt plus `max_tokens` does. Other turns are
+skipped and listed, and so are the turns after them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +26,14 @@ class PromptTurn:
     """Id of the case."""
     prompt: SuitePrompt
     number: int
-    """In its conversation, from 1."""
+    """Number in its conversation, from 1."""
     messages: Sequence[dict[str, Any]]
     tokens: Sequence[int]
     """The messages in the model's chat template, encoded."""
 
 
 _SPARE = 64
-"""Tokens more than an answer had that its text may be in the next prompt."""
+"""Extra tokens that an answer's text may take in the next prompt."""
 
 
 class Skipped(NamedTuple):
@@ -41,9 +41,9 @@ class Skipped(NamedTuple):
 
     case: str
     tokens: int
-    """Prompt plus `max_tokens`, of this turn or of the one before it that did not fit."""
+    """Prompt plus `max_tokens`, of this turn or of the earlier one that did not fit."""
     room: int
-    """Most tokens of prompt and answer together."""
+    """Maximum tokens of prompt and answer together."""
 
     def __str__(self) -> str:
         return f"{self.case} skipped: {self.tokens} tokens with its answer, {self.room} fit"
@@ -60,11 +60,11 @@ def measure_turns(
     journal: Journal,
     progress: Progress,
 ) -> tuple[list[Row], list[Skipped]]:
-    """Rows of the turns that fit, and the turns that do not; known rows are not measured again.
+    """Return the rows of turns that fit, and the turns that do not; known rows are reused.
 
-    `model` encodes, and its plain answers are in later turns. `room` is the most tokens of prompt
-    and answer together. `warm_up` is called first, with the shortest turn; `measure` with a turn
-    and its place in the run, from 1, and its first row has plain decoding's `token_ids`. Raises
+    `model` encodes, and its plain answers are part of later turns. `room` is the maximum tokens of
+    prompt and answer together. `warm_up` is called first, with the shortest turn; `measure` with a
+    turn and its number in the run, from 1; its first row has plain decoding's `token_ids`. Raises
     InvalidRequest if no prompt fits.
     """
     firsts = [_turn(model, prompt, 1, prompt.messages) for prompt in prompts]
@@ -128,12 +128,12 @@ def _turn(
 
 
 def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
-    """Case ids of a prompt's turns from `turn` on, which counts from 1."""
+    """Yield the case ids of a prompt's turns, starting at `turn`, which counts from 1."""
     for number in range(turn, len(prompt.turns) + 2):
         yield prompt.id if number == 1 else f"{prompt.id}, turn {number}"
 
 
 def _text(model: Model, tokens: Sequence[int]) -> str:
-    """Text of plain decoding's answer without a stop token at its end."""
+    """Return the text of plain decoding's answer without a stop token at its end."""
     ended = bool(tokens) and tokens[-1] in model.files.stop_token_ids
     return model.files.tokenizer.continuation([*(tokens[:-1] if ended else tokens)])

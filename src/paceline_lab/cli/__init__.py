@@ -1,1 +1,1 @@
-"""Commands, which entry points add to `paceline` and `paceline bench`: a module per command."""
+"""Commands, which entry points add to `paceline` and `paceline bench`: one module per command."""

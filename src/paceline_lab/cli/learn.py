@@ -26,7 +26,7 @@ _DATA_SHARE = 0.9
 """Share of the time for prompts and answers; the table takes the rest."""
 
 _JSON_BYTES = 12
-"""Bytes on disk per token of an answer, its prompt and the prompt's text included."""
+"""Bytes on disk per answer token, its prompt and the prompt's text included."""
 
 
 @command(
@@ -77,8 +77,8 @@ def learn(
     seconds = inf if tokens else hours * 3600
     with load(model, engine=engine, progress=progress) as used:
         use = Use(used.files, used.engine.vocab_size, used.measured_costs())
-    # A second row of each sequence would halve the throughput, and texts to learn from need no
-    # exact decoding.
+    # A second row per sequence would halve the throughput, and training texts do not need exact
+    # decoding.
     with load(
         model,
         engine=engine,
@@ -88,10 +88,10 @@ def learn(
         drafters=("none",),
         progress=progress,
     ) as target:
-        cost = target.measured_costs()  # kept for all who use the model, at whatever priority
+        cost = target.measured_costs()  # saved for all uses of the model: at full priority
         lower_priority()
         if not given:
-            openings(target.files)  # refused before anything is written
+            openings(target.files)  # fails before anything is written
         folder = LearntFolder(target.files)
         with held(folder.path), _said_if_stopped(progress):
             progress.say(_notice(folder.path, seconds, tokens, AT_ONCE / cost(AT_ONCE), model))
@@ -101,16 +101,16 @@ def learn(
                 target, folder, variety, seconds=left, tokens=tokens, progress=progress
             )
             maker.run(given)
-            target.close()  # its memory is for what comes next
+            target.close()  # frees its memory for the table
             value = learn_table(folder, use, [use.files, target.files], variety, progress)
     value["seconds"] = monotonic() - began
     return print_report(Report(value, text=text_of(value)), output)
 
 
 def _notice(folder: Path, seconds: float, tokens: int | None, rate: float, model: str) -> str:
-    """Return what learning will cost, at `rate` tokens per second.
+    """Return a notice of the time and disk space to use, at `rate` tokens per second.
 
-    Raises InvalidRequest if the disk has less free.
+    Raises InvalidRequest if the disk has less free space.
     """
     from paceline.storage.files import megabytes, writing
     from paceline_lab.learn.table import TABLE_BYTES

@@ -1,4 +1,4 @@
-"""Options that several of the lab's commands share: what is measured, and what is compared."""
+"""Options that several of the lab's commands share: measurements and comparisons."""
 
 import os
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ Limit = Annotated[
     ),
 ]
 TOKENS = 128
-"""Of an answer, by default."""
+"""Maximum tokens of an answer, by default."""
 
 Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementArguments:
-    """What is measured, on the command line."""
+    """Command-line options for a measurement."""
 
     rounds: Rounds = 3
     limit: Limit = None

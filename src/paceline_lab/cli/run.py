@@ -13,7 +13,7 @@ from paceline.storage.report import Report
 from paceline_lab.cli.options import TOKENS, Drafters, MeasurementArguments, measuring
 
 _MAX_PRINTED = 64
-"""Cases. Of a longer run only the result file has the rows."""
+"""Maximum printed cases; only the result file has all rows of a longer run."""
 
 
 @command(

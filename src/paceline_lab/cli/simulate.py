@@ -64,7 +64,7 @@ def simulate(
     obey_offline(model.offline)
     progress = progress_of(output)
 
-    def files() -> "ModelFiles":  # to encode text, if there is any
+    def files() -> "ModelFiles":  # opened only if text must be encoded
         return resolve(model.model, progress=progress, revision=model.revision)
 
     def measured() -> "CostTable":

@@ -1,6 +1,6 @@
 """`paceline bench sweep`: plain decoding against drafters and policies, over lengths or depths.
 
-All in one process: after a warm-up, every case with all contenders interleaved.
+One process runs everything: after a warm-up, every case with all contenders interleaved.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from paceline.storage.report import Report
 from paceline_lab.cli.options import ComparisonArguments, MeasurementArguments, Rounds, measuring
 
 _QUESTIONS = 8
-"""At each depth, by default: one of each kind of our suite."""
+"""Questions per depth, by default: one of each kind of the built-in suite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""`paceline verify --url`: whether an OpenAI-compatible server repeats its texts.
+"""`paceline verify --url`: checks whether an OpenAI-compatible server repeats its outputs.
 
 Greedy requests are answered one at a time, then again under other conditions: alone once more,
-among requests of other clients, and with speculation where that can be chosen. A text that differs
-from the first is reported with the place where it does. Only texts are compared: tokens that read
-the same are the same.
+among requests of other clients, and with speculation where that can be chosen. An output that
+differs from the first is reported with the position of the difference. Only texts are compared:
+tokens with equal text are the same.
 """
 
 import datetime
@@ -35,10 +35,10 @@ from paceline_lab.client import (
 )
 
 _SHOWN = 10
-"""Changed texts and failed requests that are printed; the JSON has all of them."""
+"""Maximum printed changed outputs and failed requests; the JSON has all of them."""
 
 _EXCERPT = 24
-"""Characters shown from the first difference on."""
+"""Characters shown, starting at the first difference."""
 
 _NOT_PLAIN = "tokens were drafted for plain answers: that server was started with speculation"
 _SILENT = (
@@ -105,9 +105,9 @@ def verify(
     drafted = dict.fromkeys(endpoints, 0)
     for turn, mode, (company, at_once) in passes:
         condition = f"{mode}, {company}"
-        # Another order, and so another company, in every round.
+        # A different order, and so different concurrent requests, in every round.
         order = [*prompts[turn:], *prompts[:turn]]
-        requests = max(len(order), at_once)  # few prompts are repeated
+        requests = max(len(order), at_once)  # a short list is repeated
         label = f"round {turn + 1} of {rounds}: {condition}"
         with progress.task(label, requests, unit="requests") as reach:
             answers = closed_loop(
@@ -159,7 +159,7 @@ def verify(
 def _first_answers(
     endpoints: Mapping[str, ServedModel], prompts: Sequence[Asked], progress: Progress
 ) -> Mapping[str, Sample]:
-    """Prompt -> its answer in the first mode, alone. Raises InvalidRequest if the first fails."""
+    """Return prompt -> first-mode answer, alone. Raises InvalidRequest if the first one fails."""
     mode, endpoint = next(iter(endpoints.items()))
     answers: dict[str, Sample] = {}
     with progress.task(f"first answers: {mode}, alone", len(prompts), unit="requests") as reach:
@@ -177,7 +177,7 @@ def _first_answers(
 
 
 def _change(prompt: str, condition: str, first: str, other: str) -> str:
-    """Where a text differs from the first one of its prompt, and how both go on there."""
+    """Return the position where a text differs from its prompt's first one, and both excerpts."""
     pairs = zip(first, other, strict=False)
     same = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(other)))
     texts = (repr(text[same : same + _EXCERPT]) for text in (first, other))

@@ -1,8 +1,8 @@
-"""Makes what a table is counted from: prompts that the model writes, and its answers to them.
+"""Generates the data for a table: prompts that the model writes, and its answers to them.
 
 A chat model also writes user messages: it continues the chat template's text before one (Magpie,
-arXiv 2406.08464). No other data set is needed. Rounds of prompts and answers follow each other
-until time or tokens are used up; an answer is in the folder when it has ended.
+arXiv 2406.08464). No other data set is needed. Rounds of prompts and answers alternate until the
+time or token limit is reached; an answer is saved in the folder when it has ended.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,59 +25,59 @@ from paceline_lab.learn.openings import WAY_OUT, Opening, follow_ups, mixed, ope
 from paceline_lab.learn.variety import Variety
 
 AT_ONCE = 32
-"""Sequences of a call."""
+"""Sequences per forward pass."""
 
 CACHE_TOKENS = AT_ONCE * 512
-"""KV slots: few sequences need more than 512, and they wait until others have ended."""
+"""KV slots: few sequences need more than 512, and those wait until others have ended."""
 
 MAX_TOKENS = 256
-"""Of an answer."""
+"""Maximum tokens of an answer."""
 
 LONGEST_PROMPT = 256
-"""Tokens of a written prompt at most; longer ones are usually incoherent."""
+"""Maximum tokens of a written prompt; longer ones are usually incoherent."""
 
 _TEXT = 48
-"""Tokens of a prompt that is the beginning of a text, of a model without a chat template."""
+"""Tokens of a prompt for a model without a chat template: the beginning of a text."""
 
 _LONGEST = 768
-"""Tokens of a prompt; a second turn has a question and an answer before it."""
+"""Maximum tokens of a prompt; a second turn has a question and an answer before it."""
 
 _ROUND = 128
-"""Prompts that are written before they are answered."""
+"""Prompts to write before they are answered."""
 
 _MAX_UNUSED = 200
-"""Truncated or duplicate prompts in a row after which no more are written."""
+"""Consecutive truncated or duplicate prompts that end the writing of prompts."""
 
 _SHORTEST = 12
-"""Characters of a prompt."""
+"""Minimum characters of a prompt."""
 
 _TEMPERATURES = {True: (0.0,), False: (0.0, 0.8)}
 """Whether a model has a chat template -> temperatures of answers, in turn.
 
-Without one, greedy text goes round in circles: 53 of 65 answers of Gemma 3 270M (2026-11-26)."""
+Without a template, greedy text repeats itself: 53 of 65 answers of Gemma 3 270M (2026-11-26)."""
 
 _LOOP = {"max_pattern_size": 128, "min_count": 4, "min_tokens": 64}
-"""`repetition_detection` of answers. Smaller than what ends an answer for people, because leaving
-one out costs nothing."""
+"""`repetition_detection` of answers. The limits are smaller than those that end a user's answer,
+because dropping an answer costs nothing."""
 
 _SHARE = 3
-"""First turns for each second turn."""
+"""First turns per second turn."""
 
 _CHATS = 64
 """Answers of a round that get a second turn in the next one."""
 
 _CHAT_TOKENS = 400
-"""Tokens of a question and its answer at most, before a second turn."""
+"""Maximum tokens of a question and its answer, before a second turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPrompt:
     texts: list[str]
-    """What the user says, in order."""
+    """The user's messages, in order."""
     prompt: Prompt
     kind: str = ""
     seed: int | None = None
-    """That the model wrote it with; None: the user gave it."""
+    """Seed of the prompt's generation; None: the user gave the prompt."""
 
 
 def variety_of(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
@@ -92,7 +92,7 @@ def variety_of(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
 
 
 class DataMaker:
-    """Makes the data of one model, which has `CACHE_TOKENS` and `AT_ONCE` sequences."""
+    """Generates the data of one model, which has `CACHE_TOKENS` and `AT_ONCE` sequences."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class DataMaker:
         tokens: int | None = None,
         progress: Progress,
     ) -> None:
-        """Make answers for `seconds` from now on, or until the folder has `tokens` of them."""
+        """Generate answers for the next `seconds`, or until the folder has `tokens` of them."""
         self._model, self._folder, self._variety = model, folder, variety
         self._tokens, self._progress = tokens, progress
         self._end = monotonic() + seconds
-        # Calls of llama.cpp's libraries have one sequence, so that rows of drafts are as cheap as
-        # in a single answer; in calls of many sequences each row costs what a token does.
+        # llama.cpp runs one sequence per forward pass, so rows of drafts are as cheap as in a
+        # single answer; in passes of many sequences each row costs as much as a token.
         self._drafter = "auto" if model.engine.name == "llamacpp" else "none"
         earlier = folder.answers()
         self._known = {tuple(answer.prompt) for answer in earlier}
@@ -119,7 +119,7 @@ class DataMaker:
     def run(self, suites: Iterable[Suite], free: Sequence[Opening] = ()) -> None:
         """Answer the prompts of suites, then those that the model writes.
 
-        Its prompts continue `free` in turn; none: those of `openings`.
+        The model's prompts continue `free` in turn, by default the `openings`.
 
         Raises:
             InvalidRequest: the file of answers cannot be written.
@@ -147,14 +147,14 @@ class DataMaker:
         return monotonic() >= self._end or (self._tokens is not None and self._made >= self._tokens)
 
     def _write_prompts(self, openings: Sequence[Opening]) -> list[WrittenPrompt]:
-        """The prompts of a round; none if the model writes nothing new.
+        """Return the prompts of a round; none if the model writes nothing new.
 
-        Raises InvalidRequest if it wrote no prompt ever.
+        Raises InvalidRequest if the model never wrote a prompt.
         """
         count = _ROUND
         if self._tokens is not None:
             count = min(count, max((self._tokens - self._made) // MAX_TOKENS, 8))
-        halfway = (monotonic() + self._end) / 2  # the rest is to answer them
+        halfway = (monotonic() + self._end) / 2  # the rest is for the answers
         opened: dict[int, Opening] = {}
 
         def requests() -> Iterator[BatchRequest]:
@@ -253,7 +253,7 @@ class DataMaker:
         return answers
 
     def _second_turns(self, answers: Sequence[TrainingAnswer]) -> list[Opening]:
-        """Openings after the short answers to first questions."""
+        """Return openings after the short answers to first questions."""
         if self._model.files.chat_template is None:
             return []
         chats = [

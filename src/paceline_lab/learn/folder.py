@@ -1,7 +1,7 @@
-"""The folder of what is learnt of a model: its answers to prompts, and tables counted from them.
+"""A model's training folder: its answers to prompts, and tables counted from them.
 
-The file of answers grows line by line; a run that was killed loses the answers that it was writing,
-and the next one goes on. Invariant: a folder has answers of one model's weights alone.
+The file of answers grows line by line; a killed run loses only the unfinished answers, and the next
+run continues. Invariant: all answers in a folder are from the weights of one model.
 """
 
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ KIND = "paceline learnt drafters"
 ANSWERS = "answers.jsonl"
 
 MAX_TOKENS = 8_000_000
-"""Of the answers that a table is counted from, about: each takes some 40 bytes of memory."""
+"""Maximum answer tokens to count a table from, about; each takes some 40 bytes of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingAnswer:
     texts: list[str]
-    """What the user says before it, in order: one text, or those of an earlier turn too."""
+    """The user's messages before it, in order, earlier turns included."""
     prompt: list[int]
-    """The whole prompt's token ids, in the chat template."""
+    """Token ids of the whole prompt, in the chat template."""
     answer: list[int]
-    """Token ids."""
+    """Token ids of the answer."""
     finish: str
-    """Why it ended: a `FinishReason`."""
+    """The finish reason: a `FinishReason`."""
     kind: str = ""
-    """How its prompt began."""
+    """Kind of the prompt's opening."""
     seed: int | None = None
-    """That the model wrote the prompt with; None: the user gave it."""
+    """Seed of the prompt's generation; None: the user gave the prompt."""
 
     @property
     def tokens(self) -> list[int]:
@@ -43,13 +43,13 @@ class TrainingAnswer:
 
     @property
     def loops(self) -> bool:
-        """Whether it repeats itself: a drafter would learn to go round in it."""
+        """True if the answer repeats itself: a drafter would learn to repeat it."""
         return self.finish == FinishReason.REPETITION
 
 
 class LearntFolder:
     def __init__(self, files: ModelFiles, path: Path | None = None) -> None:
-        """Create it, or open that of an earlier run; without a `path` that of the model.
+        """Create the folder, or open that of an earlier run; the default `path` is the model's.
 
         Raises InvalidRequest if it cannot be written.
         """
@@ -68,9 +68,9 @@ class LearntFolder:
                 write_json(self.path / HEADER, header)
 
     def answers(self) -> list[TrainingAnswer]:
-        """The answers so far; of more than `MAX_TOKENS` tokens, the last ones.
+        """Return the answers so far, limited to the last `MAX_TOKENS` tokens.
 
-        Raises InvalidRequest for a line that is no answer.
+        Raises InvalidRequest for a line that is not an answer.
         """
         entries = read_journal(self.path / ANSWERS)
         answers = [validated(TrainingAnswer, entry, where) for where, entry in entries]

@@ -1,8 +1,8 @@
-"""What a model continues to prompts: openings of messages that vary topic, task and language.
+"""Openings that a model continues to prompts, with varied topics, tasks and languages.
 
-Left to itself a small model writes a few kinds of questions again and again. A system message or
-the first words of a question lead it elsewhere. The system message is no part of the prompt, the
-first words are. Independent of engines.
+Without them, a small model writes a few kinds of questions again and again. A system message or
+the first words of a question vary its topics. The prompt does not include the system message, but
+includes the first words. Independent of engines.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from paceline.models import ModelFiles
 FREE, FOLLOW_UP = "free", "follow-up"
 
 _FREE_SHARE = 3
-"""One opening in this many is an empty user message."""
+"""The reciprocal of the share of openings that are empty user messages."""
 
 _MARK = "\u2063paceline\u2063"
 
@@ -71,14 +71,14 @@ _FIRST_WORDS = {
     "Japanese": ("なぜ", "教えて"),
     "Russian": ("Что такое", "Напиши", "Как"),
 }
-"""Kind -> first words of questions of that kind, after which the model goes on."""
+"""Kind -> first words of questions of that kind, which the model continues."""
 
 
 _TEXTS = (
     *("The", "In the", "A", "I", "It is", "We", "This", "When", "Once upon a time", "Chapter 1"),
     *("Question:", "Dear", "How to", "#", "1.", "Abstract", '{"', "import", "<html>", "def ", "- "),
 )
-"""First words of texts of a model without a chat template, beside those of questions."""
+"""First words of texts for a model without a chat template, in addition to those of questions."""
 
 
 WAY_OUT = "give prompts of your own with --prompts FILE (JSON lines with prompt)"
@@ -92,17 +92,17 @@ class Opening:
     """The chat template's text up to the message, and the message's first words."""
     kind: str = ""
     first_words: str = ""
-    """Of the message; no space at the end."""
+    """First words of the message; no space at the end."""
     before: tuple[Mapping[str, str], ...] = ()
     """The messages before it: a question of the user and its answer."""
     is_text: bool = False
-    """Begin a text of a model without a chat template: the prompt is its first tokens."""
+    """True for the beginning of a text, without a chat template: the prompt is its first tokens."""
 
 
 def user_opening(files: ModelFiles, before: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The chat template's text before a user message, after the messages `before`.
+    """Return the chat template's text before a user message, after the messages `before`.
 
-    Raises ModelError if there is no chat template, or it omits the user message.
+    Raises ModelError without a chat template, or if it omits the user message.
     """
     text = files.template.render([*before, {"role": "user", "content": _MARK}])
     opening, mark, _ = text.partition(_MARK)
@@ -112,10 +112,10 @@ def user_opening(files: ModelFiles, before: Sequence[Mapping[str, Any]] = ()) ->
 
 
 def openings(files: ModelFiles) -> list[Opening]:
-    """Openings for a model, in the order in which they are taken.
+    """Return a model's openings, in the order of their use.
 
-    A model without a chat template writes the beginnings of texts, which it goes on with later.
-    Raises ModelError if it has one that has no text before a user's message.
+    A model without a chat template writes the beginnings of texts, and continues them later. Raises
+    ModelError for a chat template without text before a user message.
     """
     free: Iterator[Opening]
     if files.chat_template is None:
@@ -139,7 +139,7 @@ def openings(files: ModelFiles) -> list[Opening]:
 
 
 def follow_ups(files: ModelFiles, chats: Sequence[tuple[str, str]]) -> list[Opening]:
-    """Openings of second turns, after a question and its answer each."""
+    """Return openings of second turns, one after each question and its answer."""
     chosen = []
     for question, answer in chats:
         before = (
@@ -151,7 +151,7 @@ def follow_ups(files: ModelFiles, chats: Sequence[tuple[str, str]]) -> list[Open
 
 
 def mixed(first: Sequence[Opening], second: Sequence[Opening], share: int) -> list[Opening]:
-    """`first`, repeated as needed, with one of `second` after each `share` of them."""
+    """Return `first`, repeated as needed, with one of `second` after each `share` of them."""
     if not second:
         return list(first)
     again = itertools.cycle(first)
@@ -172,7 +172,7 @@ def _free_opening(files: ModelFiles) -> str:
 
 
 def _by_turns(words: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, str]]:
-    """(kind, first words), one of each kind before the second of any."""
+    """Yield (kind, first words), one of each kind before the second of any."""
     for row in itertools.zip_longest(*words.values()):
         for kind, first_words in zip(words, row, strict=True):
             if first_words is not None:

@@ -1,7 +1,7 @@
-"""A table counted from a model's answers: compared with what `auto` has, and installed if it gains.
+"""Counts a table from a model's answers, and installs it if it makes `auto` faster.
 
-Held-out answers are replayed with and without it. The replay takes the steps that real requests
-would, and the costs of calls are those measured on this machine (`paceline_lab/simulate`).
+Held-out answers are replayed with and without the table. The replay takes the same steps as real
+requests, with forward-pass costs measured on this machine (`paceline_lab/simulate`).
 """
 
 import shutil
@@ -32,27 +32,27 @@ from paceline_lab.simulate.report import Total
 TABLE_BYTES = 12_000_000
 
 _MIN_GAIN = 1.01
-"""Speed of `auto` with a new table over that without, from which the table is installed."""
+"""Minimum speed of `auto` with a new table, over that without, to install the table."""
 
 _MIN_ANSWERS = 8
-"""Of a set; fewer say too little."""
+"""Minimum answers of a set; fewer show too little."""
 
 _MAX_SAMPLES = 100
-"""Answers of a set that are replayed."""
+"""Maximum replayed answers of a set."""
 
 Sets = Mapping[str, Sequence[TrainingAnswer]]
-"""Name -> answers that nothing is learnt from: `held_out`, to questions of the kinds that are
-learnt from, and one set to questions about topics that are not."""
+"""Name -> answers that are excluded from learning: `held_out`, to questions of the learned kinds,
+and one set to questions about the topics of `UNSEEN`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A model as it answers people: what `auto` drafts for."""
+    """A model in normal use: the target of `auto`."""
 
     files: ModelFiles
     vocab_size: int
     cost: CostTable
-    """Seconds of its calls on this machine."""
+    """Forward-pass costs on this machine, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Gain:
     tokens_per_step: float
     tokens_per_step_before: float
     speed: float
-    """Over plain decoding, by the costs of calls: geometric mean of the answers."""
+    """Speed over plain decoding, by forward-pass costs: geometric mean of the answers."""
     speed_before: float
 
     @property
     def gain(self) -> float:
-        """Speed with the table over that without."""
+        """The speed with the table over that without."""
         return self.speed / self.speed_before
 
 
@@ -79,10 +79,10 @@ def learn_table(
     variety: Variety,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Count a table, and install it for all `forms` of the weights if `auto` gains by it.
+    """Count a table, and install it for all `forms` of the weights if it makes `auto` faster.
 
-    Returns what was learnt, as JSON. Raises InvalidRequest if there is nothing to learn from, or a
-    file cannot be written.
+    Returns a report, as JSON. Raises InvalidRequest if there is nothing to learn from, or a file
+    cannot be written.
     """
     answers = folder.answers()
     training, sets = divided(answers)
@@ -126,7 +126,7 @@ def learn_table(
 
 
 def divided(answers: Sequence[TrainingAnswer]) -> tuple[list[TrainingAnswer], Sets]:
-    """Answers to learn from, and those to evaluate on; loops are in neither."""
+    """Return the answers to learn from, and those to evaluate on, both without loops."""
     parts: dict[str, list[TrainingAnswer]] = {}
     for answer in answers:
         if len(answer.answer) > 1 and not answer.loops:
@@ -137,7 +137,7 @@ def divided(answers: Sequence[TrainingAnswer]) -> tuple[list[TrainingAnswer], Se
 
 
 def is_gain(gains: Mapping[str, Gain]) -> bool:
-    """Whether a table is worth installing: it gains on both sets, and none is too small."""
+    """Return True if a table is worth installing: it gains on both sets, and none is too small."""
     return len(gains) > 1 and all(
         one.gain >= _MIN_GAIN and one.answers >= _MIN_ANSWERS for one in gains.values()
     )
@@ -153,7 +153,7 @@ def count(
     sets: Sets,
     size: int = TABLE_BYTES,
 ) -> None:
-    """Write the table of answers of a folder to `path`, in `size` bytes at most."""
+    """Write the table of a folder's answers to `path`, in at most `size` bytes."""
     entries = count_table(training).best(size // entry_bytes(vocab_size))
     facts: dict[str, Any] = {
         "made_from": [{"answers": ANSWERS, "sha256": sha256_of(folder.path / ANSWERS)}],
@@ -186,7 +186,7 @@ def write_table(
 
 
 def text_of(report: Mapping[str, Any]) -> str:
-    """The report of `learn_table` for people."""
+    """Return the report of `learn_table` as text."""
     answers = report["answers"]
     return "\n".join(
         [
@@ -198,7 +198,7 @@ def text_of(report: Mapping[str, Any]) -> str:
 
 
 def _gains(use: Use, table: Path, sets: Sets) -> dict[str, Gain]:
-    """`auto` with `table` and as it is now, set by set; empty sets are left out."""
+    """Return the gains of `auto` with `table`, by set; empty sets are omitted."""
     gains = {}
     for name, answers in sets.items():
         recordings = [
@@ -218,7 +218,7 @@ def _gains(use: Use, table: Path, sets: Sets) -> dict[str, Gain]:
 
 
 def _replayed(recordings: Sequence[Recording], use: Use, table: Path | None) -> Total:
-    """The recordings by `auto` with a table; None: with that of the model, if it has one."""
+    """Replay recordings by `auto` with a table; None: with the model's present one, if any."""
     shared = Drafting(use.files).resources
     table = table or shared.shipped.get("table")
     # Drafters that read hidden states cannot be replayed.
@@ -229,7 +229,7 @@ def _replayed(recordings: Sequence[Recording], use: Use, table: Path | None) -> 
 
 
 def _install(path: Path, forms: Sequence[ModelFiles], *, gains: bool) -> None:
-    """Install a table if `auto` gains by it, and remove the one before; else remove this one."""
+    """Install a table if `auto` gains by it, and remove the old one; else remove the new one."""
     if gains:
         for files in forms:
             install(files, "table", path)

@@ -1,6 +1,6 @@
-"""Which prompts are new, and which part of the data their answers are for.
+"""Selects new prompts, and divides them into training and evaluation data.
 
-From words alone: no model, no network. A word is a run of letters or digits, or one letter of a
+Uses words alone: no model, no network. A word is a run of letters or digits, or one letter of a
 script that is written without spaces.
 """
 
@@ -15,13 +15,13 @@ _WORD = re.compile(
 )
 
 _GRAM = 4
-"""Words in a row of which near duplicates are counted."""
+"""Consecutive words per n-gram, for the detection of near duplicates."""
 
 _MAX_SEEN = 0.5
-"""A prompt of which more of its runs of `_GRAM` words occurred before is a near duplicate."""
+"""Maximum share of a prompt's n-grams that occurred before; above it is a near duplicate."""
 
 _EXCLUDED = 8
-"""A prompt that has this many words in a row of an excluded one is dropped."""
+"""Consecutive words that a dropped prompt shares with an excluded one."""
 
 _TOPICS = {
     "cooking": "recipe|cook|bak(e|ing)|ingredient|dish|meal|kitchen|dinner|soup|cake",
@@ -30,19 +30,19 @@ _TOPICS = {
 _PATTERNS = {topic: re.compile(rf"\b({words})", re.IGNORECASE) for topic, words in _TOPICS.items()}
 
 UNSEEN = tuple(_TOPICS)
-"""Topics that nothing is learnt from: how a drafter does on them is how it does on new ones."""
+"""Topics excluded from learning: they show a drafter's speed on new topics."""
 
 _HELD_OUT = 20
-"""One prompt in this many of the other topics is held out."""
+"""The reciprocal of the share of the other topics' prompts that is held out."""
 
 TRAINING, HELD_OUT = "training", "held out"
 
 
 class Variety:
-    """The prompts so far, and what was dropped."""
+    """The prompts so far, and counts of dropped ones."""
 
     def __init__(self, excluded: Iterable[str] = ()) -> None:
-        """Begin without prompts; those too much like one of `excluded` will be dropped."""
+        """Begin without prompts; those too similar to one of `excluded` will be dropped."""
         self._excluded: set[int] = set()
         self._grams: set[int] = set()
         self._openings = Counter[str]()
@@ -59,7 +59,7 @@ class Variety:
         self._openings[kind] += 1
 
     def accepts(self, text: str, kind: str = "") -> bool:
-        """Whether a prompt is new enough; if so, it is counted."""
+        """Return whether a prompt is new enough; if so, count it."""
         words = _words(text)
         grams = set(_grams(words, _GRAM))
         if not self._excluded.isdisjoint(_grams(words, _EXCLUDED)):
@@ -80,7 +80,7 @@ class Variety:
 
 
 def part_of(texts: Sequence[str]) -> str:
-    """`TRAINING`, `HELD_OUT`, or a topic of `UNSEEN`: what the answer to the last message is for.
+    """Return the data set for the answer to the last message: `TRAINING`, `HELD_OUT`, or a topic.
 
     It depends on the messages alone, so that a later run divides them in the same way.
     """
@@ -96,7 +96,7 @@ def _words(text: str) -> list[str]:
 
 
 def _grams(words: Sequence[str], length: int) -> Iterator[int]:
-    """Hashes of `length` words in a row, the same in every process; of all if there are fewer."""
+    """Yield hashes of `length` consecutive words, equal in every process; of all if fewer."""
     for at in range(max(len(words) - length, 0) + 1):
         run = "\0".join(words[at : at + length])
         yield int.from_bytes(sha256(run.encode("utf-8", "replace")).digest()[:8])

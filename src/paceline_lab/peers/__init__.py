@@ -1,4 +1,4 @@
 """`bench peers`: other runtimes and paceline on the same prompts, interleaved.
 
-A file for each kind of peer: it is set up as its own documentation has it.
+One file per kind of peer, which is configured as its own documentation recommends.
 """

@@ -15,32 +15,32 @@ from paceline_lab.bench.turns import PromptTurn
 class PeerAnswer:
     text: str
     tokens: Sequence[int] | None
-    """Without the stop token; None from a peer that returns text only."""
+    """Tokens without the stop token; None from a peer that returns text only."""
     count: int
-    """Tokens, the stop token included."""
+    """Number of tokens, the stop token included."""
     first_token_seconds: float
-    """From the request to the first token and those accepted with it."""
+    """Time from the request to the first token and those accepted with it."""
     decode_seconds: float
-    """From the first token to the end."""
+    """Time from the first token to the end."""
     seconds: float | None = None
-    """The whole answer, as the client of a server measures it; None: the two parts are all."""
+    """Time of the whole answer, measured by a server's client; None: the sum of the two parts."""
     draft: tuple[int, int] | None = None
-    """Draft tokens, and how many of them were accepted; None from a peer that does not say."""
+    """Draft tokens, and how many of them were accepted; None if the peer does not report them."""
 
     @property
     def whole_rate(self) -> float:
-        """Throughput of the whole answer, prompt included, in answer tokens/s."""
+        """The throughput of the whole answer, prompt included, in answer tokens/s."""
         seconds = self.first_token_seconds + self.decode_seconds
         return self.count / (self.seconds or seconds)
 
     @property
     def rate(self) -> float | None:
-        """Decode throughput, tokens/s after the first token; None if there are no such tokens."""
+        """The decode throughput, tokens/s after the first token; None if there are none."""
         after = self.count - 1
         return after / self.decode_seconds if after > 0 and self.decode_seconds > 0 else None
 
     def same(self, other: "PeerAnswer") -> bool:
-        """True if both are equal: by tokens if both have them, else by text."""
+        """Return True if both are equal: by tokens if both have them, else by text."""
         if self.tokens is None or other.tokens is None:
             return self.text == other.text
         return list(self.tokens) == list(other.tokens)
@@ -50,11 +50,11 @@ class Peer(Protocol):
     """A runtime with a model loaded."""
 
     name: str
-    """In results."""
+    """Name in results."""
     settings: Mapping[str, Any]
     """Settings of the runtime, as JSON for the record."""
     modes: Sequence[str]
-    """Decoding modes; the first is its plain decoding, if requests can choose that."""
+    """Decoding modes; the first is plain decoding, if requests can choose that."""
 
     def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
         """Answer greedily in one of the modes. Raises any error of the runtime."""

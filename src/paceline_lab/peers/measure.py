@@ -24,7 +24,7 @@ OWN = "ratio_own_plain"
 class PeerContender(NamedTuple):
     name: str
     own: str
-    """Name of the contender of the peer's first mode, its plain decoding."""
+    """Name of the contender for the peer's first mode, its plain decoding."""
     peer: Peer
     mode: str
 
@@ -41,7 +41,7 @@ class PeerContender(NamedTuple):
 
 
 def contenders_of(ours: PacelinePeer, peers: Sequence[Peer]) -> list[PeerContender]:
-    """Contenders of paceline, then of the peers: one per mode."""
+    """Return the contenders of paceline, then of the peers: one per mode."""
     contenders = [PeerContender(mode, PLAIN, ours, mode) for mode in ours.modes]
     for peer in peers:
         plain_name = f"{peer.name}, {peer.modes[0]}"
@@ -59,7 +59,7 @@ def measure(
     max_tokens: int,
     start: int = 0,
 ) -> list[Row]:
-    """Answer a question with all contenders, interleaved; one row per contender.
+    """Answer a question with all contenders, interleaved; return one row per contender.
 
     The first contender is paceline's plain decoding; `start` is as for `interleaved`. Raises
     ModelError if a peer fails.
@@ -82,7 +82,7 @@ def _row(
     rates = [answer.rate for answer in own]
 
     def over(base: str) -> list[float | None]:
-        """Ratios of decode speed, by round."""
+        """Return the ratios of decode speed, by round."""
         pairs = zip(rates, [answer.rate for answer in answers[base]], strict=True)
         return [rate / base_rate if rate and base_rate else None for rate, base_rate in pairs]
 
@@ -100,7 +100,7 @@ def _row(
         question.name,
         question.prompt.kind,
         contender.name,
-        # A measure has a value for each round, or is left out.
+        # A measure has a value for each round, or is omitted.
         {
             name: complete
             for name, values in measures.items()

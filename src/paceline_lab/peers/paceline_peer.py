@@ -1,4 +1,4 @@
-"""paceline itself as a peer: plain decoding and `auto`, nothing left of earlier requests."""
+"""paceline itself as a peer: plain decoding and `auto`, without state from earlier requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as a peer: times are the client's, tokens the server's count."""
+"""Any OpenAI-compatible server as a peer: the client measures times, the server counts tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ class ServerPeer:
         self.settings: Mapping[str, Any] = {"model": endpoint.model, "fields": fields}
 
     def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
-        """See `Peer`. Raises ModelError if the server fails, or reports no token count."""
+        """Answer a question. Raises ModelError for a server error or a missing token count."""
         endpoint = replace(self._endpoints[mode], max_tokens=max_tokens)
         prompt = (question.name, question.messages)
         sample = closed_loop(endpoint, [prompt], clients=1, requests=1)[0]

@@ -1,9 +1,9 @@
-"""Speed of every contender over one's plain decoding, the reference, and changed texts.
+"""Speeds of all contenders over the reference's plain decoding, and changed outputs.
 
-The reference is llama-server's if it took part, else paceline's. Ratios are taken within a round; a
+The reference is llama-server if it took part, else paceline. Ratios are taken within a round; a
 case counts with the median of its rounds. A ratio between answers with different texts compares the
-speed of two texts, so changed texts are counted. A loop is as in `bench run`, of paceline's plain
-answer.
+speed of two texts, so changed outputs are counted. Loops are defined as in `bench run`, by
+paceline's plain answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ _KEYS = ("mean", "median", "least")
 
 
 def speeds(rows: Sequence[Row]) -> dict[str, Any]:
-    """Figures by contender, for a record's summary.
+    """Return figures by contender, for a record's summary.
 
-    `over_reference` has the mean (geometric), median and least of decode speeds, the same of
-    answers that are no loops as `without_loops`, and the mean of whole answers; `over_own_plain`
-    has the mean of decode speeds over those of the peer's first mode.
+    `over_reference` has the mean (geometric), median and minimum of decode speeds, the same without
+    loops as `without_loops`, and the mean of whole answers; `over_own_plain` has the mean of decode
+    speeds over those of the peer's first mode.
     """
     names = [*dict.fromkeys(row.contender for row in rows)]
     reference = _REFERENCE if _REFERENCE in names else PLAIN
@@ -61,7 +61,7 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def is_exact(rows: Sequence[Row]) -> bool:
-    """True if paceline's own speculation changed no token; peers may change theirs."""
+    """Return True if paceline's own speculation changed no token; peers may change theirs."""
     return all(row.facts["same_tokens"] for row in rows if row.contender == AUTO)
 
 
@@ -85,7 +85,7 @@ def _figures(
 
 
 def _ratios(rows: Sequence[Row], bases: Mapping[str, Row], measure: str) -> dict[str, float]:
-    """Case -> median over the rounds; without cases in which one of the two has no rate."""
+    """Return case -> median over the rounds, for cases where both have a rate."""
     ratios = {}
     for row in rows:
         rates, base_rates = row.measures.get(measure), bases[row.case].measures.get(measure)

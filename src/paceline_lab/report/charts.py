@@ -1,9 +1,9 @@
-"""The charts of a record: every chart that its rows have the measures for, whatever the command.
+"""The charts of a record: every chart whose measures the rows have, whatever the command.
 
 A chart has groups (kinds of prompts, lengths, depths or blocks), one below the other, with a mark
-per contender, and has its values as a table, too. `drawing.py` draws it. This module depends on the
-names of measures (`record.Row`), not on how charts look, nor on files. Prefill is drawn apart from
-decode.
+per contender. It also has its values as a table. `drawing.py` draws it. This module depends on the
+names of measures (`record.Row`), not on the look of charts, nor on files. Prefill and decode have
+separate charts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _AXES = {
     "depth": "tokens of context before the question",
     "block": "rows of a block",
 }
-"""Words for the numbers of `Row.at`."""
+"""Labels for the numbers of `Row.at`."""
 
 _SPEEDS = (
     ("ratio", "Speed over plain decoding", 1.0),
@@ -30,7 +30,7 @@ _RATES = (
     ("decode_tokens_per_second", "Decode, tokens a second", None),
     ("prefill_tokens_per_second", "Prefill, tokens a second", None),
 )
-"""Of charts by a number alone: rates of different prompts have no mean."""
+"""Measures for charts by a number alone: rates of different prompts have no mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Chart:
     slug: str
     title: str
     note: str
-    """How to read it, in a sentence or two."""
+    """An explanation of the chart, in a sentence or two."""
     measure: str
     """Label of the x axis."""
     groups: Sequence[str]
@@ -49,7 +49,7 @@ class Chart:
 
     @property
     def table(self) -> Table:
-        """The values: a line per group, a column per name."""
+        """The values as a table: a line per group, a column per name."""
         columns = zip(*self.series.values(), strict=True)
         rows = [
             [group, *("" if spread is None else str(spread) for spread in column)]
@@ -59,7 +59,7 @@ class Chart:
 
 
 def record_charts(record: Record) -> list[Chart]:
-    """The charts of a record, the most important first."""
+    """Return the charts of a record, the most important first."""
     # Records made before 2026-11-27 have rows of first requests after loading ("cold").
     rows = [row for row in record.rows if row.at.get("state") != "cold"]
     axes = _axes(rows)
@@ -72,7 +72,7 @@ def record_charts(record: Record) -> list[Chart]:
 
 
 def _axes(rows: Sequence[Row]) -> list[str]:
-    """Names in `Row.at` with several numeric values."""
+    """Return the names in `Row.at` that have several numeric values."""
     values: dict[str, set[float]] = {}
     for row in rows:
         for name, value in row.at.items():
@@ -84,7 +84,7 @@ def _axes(rows: Sequence[Row]) -> list[str]:
 def _chart(
     rows: Sequence[Row], axis: str, measure: str, title: str, line: float | None
 ) -> Chart | None:
-    """A chart of a measure by a number, else by kind of prompt, or by prompt if all are of one."""
+    """Return a measure's chart by a number, by kind of prompt, or by prompt for a single kind."""
     rows = [row for row in rows if measure in row.measures]
     what, by = _AXES.get(axis, axis), axis
     if not axis:
@@ -97,7 +97,7 @@ def _chart(
         if isinstance(place, str):
             continue
         places.add(place)
-        # Contenders that differ in the block alone are one mark.
+        # Contenders that differ in the block alone share a mark.
         name = str(row.facts.get("way", row.contender)) if axis == "block" else row.contender
         group = f"{place:g}" if axis else str(getattr(row, by))
         grouped.setdefault(name, {}).setdefault(group, []).append(row)
@@ -136,7 +136,7 @@ def _rows(groups: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
 
 
 def _joined(rows: Sequence[Row], measure: str) -> Spread:
-    """Spread of a row over its rounds; of several rows the mean and range of their medians.
+    """Return a row's spread over its rounds, or the mean and range of several rows' medians.
 
     The mean is geometric for ratios, else arithmetic.
     """
@@ -148,7 +148,7 @@ def _joined(rows: Sequence[Row], measure: str) -> Spread:
 
 
 def _range_note(joined: Sequence[Sequence[Row]], measure: str) -> str:
-    """Note on what a mark and its line show; `joined` has the rows per mark."""
+    """Return a note that explains a mark and its line; `joined` has the rows per mark."""
     if any(len(rows) > 1 for rows in joined):
         return "The mean of the cases (geometric for ratios); lines from the least to the most."
     if all(len(row.measures[measure]) == 1 for rows in joined for row in rows):
@@ -157,7 +157,7 @@ def _range_note(joined: Sequence[Sequence[Row]], measure: str) -> str:
 
 
 def _is_baseline(measure: str, rows: Sequence[Row]) -> bool:
-    """True for the baseline: a ratio of 1, or one token per step without a drafter."""
+    """Return True for the baseline: a ratio of 1, or one token per step without a drafter."""
     if measure == "ratio":
         return all(value == 1 for row in rows for value in row.measures[measure])
     return measure == "tokens_per_step" and rows[0].contender in (PLAIN, SINGLE_ROW)

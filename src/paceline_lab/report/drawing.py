@@ -1,7 +1,7 @@
 """Draws charts (`charts.py`) with matplotlib.
 
-Invariants: markers distinguish what colours do; a range is drawn if there is one; the same chart
-gives the same bytes, whatever the user's matplotlib settings are.
+Invariants: markers also distinguish what colors do; a range is drawn if there is one; the same
+chart gives the same bytes, whatever the user's matplotlib settings are.
 """
 
 import io
@@ -28,7 +28,7 @@ _LOOKS = tuple(
         strict=True,
     )
 )
-"""Colour (Okabe and Ito's, then some of Tol's, both safe for the colour-blind), and marker."""
+"""Color (Okabe and Ito's, then some of Tol's, both safe for the color-blind), and marker."""
 
 _SETTINGS: Mapping[str, Any] = {
     "svg.hashsalt": "paceline",
@@ -42,10 +42,10 @@ _SETTINGS: Mapping[str, Any] = {
 
 
 def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()) -> bytes:
-    """A chart as a picture.
+    """Return a chart as a picture.
 
     A PNG has its title; an SVG is for a page that has the title as text. A name has the same
-    colour and marker in all charts that get the same `names`. Raises MissingExtra if
+    color and marker in all charts that get the same `names`. Raises MissingExtra if
     matplotlib is not installed.
     """
     with _new_figure() as figure:
@@ -59,7 +59,7 @@ def picture(chart: Chart, form: Literal["png", "svg"], names: Sequence[str] = ()
 
 
 def _saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
-    """A figure's file without date and version, so that equal figures are equal bytes."""
+    """Return a figure's file without date and version, so that equal figures have equal bytes."""
     file = io.BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     figure.savefig(file, format=form, dpi=150, metadata=metadata)
@@ -68,8 +68,8 @@ def _saved(figure: Any, form: Literal["png", "svg"]) -> bytes:
 
 @contextmanager
 def _new_figure() -> Iterator[Any]:
-    """A figure with paceline's settings, not the user's."""
-    # Its cache of fonts is in paceline's cache folder instead of the home.
+    """Yield a figure with paceline's settings, not the user's."""
+    # Store matplotlib's font cache in paceline's cache folder, not in the home folder.
     os.environ.setdefault("MPLCONFIGDIR", str(cache_dir() / "matplotlib"))
     try:
         import matplotlib.figure
@@ -118,7 +118,7 @@ def _draw(chart: Chart, axes: Any, names: Sequence[str]) -> None:
 
 
 def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str]:
-    """Look by the index in `names`; of another name, by its number after those."""
+    """Return the look for the index in `names`; other names use their number after those."""
     place = names.index(name) if name in names else len(names) + number
     return _LOOKS[place % len(_LOOKS)]
 

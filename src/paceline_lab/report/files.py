@@ -43,7 +43,7 @@ _SAME = {"True": "yes", "False": "NO"}
 def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
     """Draw results of `bench ... --output`: a page, and every chart as PNG, in the folder `output`.
 
-    Returns the paths written, the page first. Raises InvalidRequest if a file is no result, two
+    Returns the paths written, the page first. Raises InvalidRequest if a file is not a result, two
     have one name, or the folder cannot be written, and MissingExtra if matplotlib is not installed.
     """
     records = {path.stem: read_record(path) for path in paths}
@@ -99,7 +99,7 @@ def _listed(values: Mapping[str, object]) -> str:
 
 
 def _every(record: Record) -> Table:
-    """All rows, with a column per measure that any of them has."""
+    """Return all rows as a table, with a column per measure that any of them has."""
     known = {measure for row in record.rows for measure in row.measures}
     columns = [column for column in _COLUMNS if column[0] in known]
     head = ["case", "contender", *(title for _, title, _ in columns), "same"]

@@ -1,4 +1,4 @@
-"""A self-contained page of HTML: charts inline, with their values in tables beside them.
+"""A self-contained page of HTML: inline charts, next to tables of their values.
 
 Invariant: all text of a result is escaped.
 """
@@ -16,14 +16,14 @@ from paceline_lab.report.charts import Chart
 class Section:
     name: str
     about: str
-    """What was measured, in one sentence."""
+    """A description of the measurement, in one sentence."""
     facts: Sequence[tuple[str, str]]
     charts: Sequence[tuple[Chart, bytes]]
     """Charts with their pictures as SVG."""
     every: Table
-    """All rows."""
+    """A table of all rows."""
     tables: Sequence[Table] = ()
-    """Aggregates."""
+    """Tables of aggregates."""
 
 
 _STYLE = """
@@ -52,7 +52,7 @@ summary { cursor: pointer; }
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """HTML of the page, which needs no other file."""
+    """Return the HTML of the page, which needs no other file."""
     links = "".join(
         f'<li><a href="#s{number}">{escape(section.name)}</a>: {escape(section.about)}</li>\n'
         for number, section in enumerate(sections, start=1)
@@ -104,7 +104,7 @@ def _section(anchor: str, section: Section) -> Iterator[str]:
 
 
 def _scrolling(table: Table, more: str = "") -> str:
-    """A table in a region that has keyboard focus, so that it can be scrolled."""
+    """Return a table in a region that has keyboard focus, so that it can be scrolled."""
     title, head, rows = table
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     lines = "\n".join(

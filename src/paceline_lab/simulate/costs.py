@@ -1,4 +1,4 @@
-"""Cost tables for a simulation: measured here, published elsewhere, or listed."""
+"""Cost tables for a simulation: measured on this machine, published elsewhere, or listed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from paceline.errors import InvalidRequest
 HERE = "here"
 
 ZAYA = {1: 0.112, 4: 0.499}
-"""Rows -> seconds of a call of the 8B soft-routed MoE model on the Apple Neural Engine, measured by
-its authors (the ZAYA experiment): a call of four rows costs more than four calls of one."""
+"""Rows -> seconds per forward pass of the 8B soft-routed MoE model on the Apple Neural Engine. Its
+authors measured it (the ZAYA experiment): a pass of four rows costs more than four of one row."""
 
 PHI_4_MINI = {1: 1 / 17.8, 4: 4 / 68.7}
-"""Rows -> seconds of a call of Phi-4-mini in INT8 on the Apple Neural Engine: decode ran at 17.8
-tokens/s, prefill with four rows per call at 68.7 (the multi-token verifier experiment). Prefill
-needs no head for most rows: a call that verifies four rows costs a little more than this."""
+"""Rows -> seconds per forward pass of Phi-4-mini in INT8 on the Apple Neural Engine: decode ran at
+17.8 tokens/s, prefill with four rows per pass at 68.7 (the multi-token verifier experiment).
+Prefill needs no head for most rows; verifying four rows costs slightly more."""
 
 M5_MAX = {1: 0.0307, 4: 0.0394, 8: 0.0757}
-"""Rows -> seconds of a call of Qwen 3.8 27B in 4 bits by MLX on an Apple M5 Max, warm: up to four
-rows share the reading of the weights, eight do not (github.com/lablup/mlxcel, #1182)."""
+"""Rows -> seconds per forward pass of Qwen 3.8 27B in 4 bits by MLX on an Apple M5 Max, warm: up to
+four rows read the weights once, eight do not (github.com/lablup/mlxcel, #1182)."""
 
 PRESETS = {"zaya": ZAYA, "phi-4-mini": PHI_4_MINI, "m5-max": M5_MAX}
 

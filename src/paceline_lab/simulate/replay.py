@@ -1,7 +1,7 @@
 """Replays recorded texts through drafters and policies, without the model.
 
-The recorded text replaces the engine: it has the token sampled at each row. All else is what real
-requests run: `decoding.Generation`, the drafters, the policies. The cost of calls is from a table.
+The recorded text replaces the engine: it has the token sampled at each row. All else is the code of
+real requests: `decoding.Generation`, the drafters, the policies. A table has the cost of passes.
 
     recorded  the, cat, sat, on, a
     block     [the, cat, sat, by]    the last token and a draft of three
@@ -9,8 +9,8 @@ requests run: `decoding.Generation`, the drafters, the policies. The cost of cal
     kept       cat, sat, on          two draft tokens accepted, then the bonus token
 
 Invariant: the steps equal, one for one, those of a real request with the same options over the same
-tokens. Two exceptions: drafters that need what a model computes cannot be simulated, and Kelly's
-rule, which reads the clock, gets the table's seconds.
+tokens. There are two exceptions: drafters that need a model cannot be simulated, and Kelly's rule,
+which reads the clock, gets the table's seconds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,14 +65,14 @@ class Recording:
     prompt: Sequence[int]
     answer: Sequence[int]
     max_tokens: int | None = None
-    """Limit of an answer that ended by itself: its last token is a stop token. None: the answer
+    """Limit of an answer that ended before it: its last token is a stop token. None: the answer
     reached its limit."""
     prediction: Sequence[int] = ()
     """Expected answer, for the drafter `prediction`."""
 
     @property
     def ended_by(self) -> int | None:
-        """The stop token that ended it, if there is one."""
+        """The stop token that ended the answer, if there is one."""
         if (
             self.max_tokens is None
             or self.max_tokens <= len(self.answer)
@@ -84,7 +84,7 @@ class Recording:
 
 class SimulatedStep(NamedTuple):
     rows: int
-    """Rows of the call."""
+    """Rows of the forward pass."""
     context: int
     """Tokens in the KV cache before it."""
     step: Step
@@ -97,21 +97,21 @@ class Simulation:
     recording: Recording
     counters: Counters
     seconds: float
-    """Cost of its calls after prefill, by the table."""
+    """Cost of its forward passes after prefill, by the table."""
     plain_seconds: float
-    """The same for plain decoding."""
+    """The same cost for plain decoding."""
     draft_seconds: float
-    """Time of drafters and policy in this process. It is not part of `seconds`: it is tiny, and
-    differs from run to run."""
+    """Time of drafters and policy in this process. `seconds` excludes it, because it is tiny and
+    differs between runs."""
 
     @property
     def decoded(self) -> int:
-        """Tokens after the first, which is from prefill."""
+        """The number of tokens after the first, which is from prefill."""
         return len(self.recording.answer) - 1
 
     @property
     def speed_up(self) -> float:
-        """Speed over plain decoding by the table; 1.0 without calls."""
+        """The speed over plain decoding by the table; 1.0 without forward passes."""
         return self.plain_seconds / self.seconds if self.decoded else 1.0
 
 
@@ -129,10 +129,10 @@ def simulate(
     Args:
         recordings: prompts and answers.
         request: drafter, policy and block; the rest is ignored.
-        cost: seconds of a call by rows.
+        cost: seconds of a forward pass by rows.
         shared: resources of the drafters; its history of answers is cleared.
-        carry: the recordings are requests of one process, and learn from those before them;
-            otherwise every one is the first. The drafter `kept` then drafts from their answers.
+        carry: the recordings are requests of one process: they learn from earlier ones, and the
+            drafter `kept` drafts from their answers; otherwise each one is the first.
         watch: called with the number of answer tokens that are done.
 
     Raises:
@@ -193,7 +193,7 @@ def drafter_resources(
 
 
 def check(spec: DrafterSpec, shared: DrafterResources) -> None:
-    """Raise InvalidRequest if a drafter of `spec` needs a model, naming what it needs."""
+    """Raise InvalidRequest if a drafter of `spec` needs a model; the message gives the reason."""
     for part in spec.resolve(shared.shipped).parts:
         if part.kind not in _ALONE:
             raise InvalidRequest(
@@ -203,14 +203,14 @@ def check(spec: DrafterSpec, shared: DrafterResources) -> None:
 
 
 class _CallCosts:
-    """Cost of calls by rows and context, cached per `_CONTEXT_BIN` tokens of context."""
+    """Forward-pass costs by rows and context, cached per `_CONTEXT_BIN` tokens of context."""
 
     def __init__(self, cost: CostTable) -> None:
         self._cost = cost
         self._known: dict[int, list[float]] = {}
 
     def at_context(self, context: int) -> list[float]:
-        """Rows -> seconds of a call, as a list; index 0 is unused."""
+        """Return rows -> seconds of a forward pass, as a list; index 0 is unused."""
         index = context // _CONTEXT_BIN
         if index not in self._known:
             cost = self._cost.at_context(index * _CONTEXT_BIN + _CONTEXT_BIN // 2)
@@ -253,7 +253,7 @@ def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Polic
 def _steps(
     generation: Generation, recording: Recording, costs: _CallCosts
 ) -> Iterator[tuple[float, SimulatedStep]]:
-    """(seconds that drafting took, step) of every step after prefill."""
+    """Yield (seconds that drafting took, step) of every step after prefill."""
     # Tokens after the end are arbitrary: none of them is read.
     text = np.array([*recording.prompt, *recording.answer, *[0] * MAX_ROWS])
     while not generation.finished:

@@ -20,39 +20,39 @@ class Total:
     def __init__(self, simulations: Iterable[Simulation]) -> None:
         self.simulations = [*simulations]
         self.counts = sums([simulation.counters for simulation in self.simulations])
-        """As `Row.counts`."""
+        """Counts, as in `Row.counts`."""
 
     def sum(self, value_of: Callable[[Simulation], float]) -> float:
-        """Sum over the texts."""
+        """Return the sum of a value over the texts."""
         return sum(map(value_of, self.simulations))
 
     @property
     def steps(self) -> int:
-        """Steps after prefill."""
+        """The number of steps after prefill."""
         return int(self.counts["steps"])
 
     @property
     def ideal(self) -> float:
-        """Tokens per step: speed over plain decoding if every call cost the same."""
+        """The tokens per step: speed over plain decoding if all forward passes cost the same."""
         return self.sum(lambda simulation: simulation.decoded) / max(self.steps, 1)
 
     @property
     def expected(self) -> float:
-        """Speed over plain decoding by the cost table, all texts together."""
+        """The speed over plain decoding by the cost table, all texts together."""
         took = self.sum(lambda simulation: simulation.seconds)
         return self.sum(lambda simulation: simulation.plain_seconds) / took if took else 1.0
 
     def mean(self) -> float:
-        """Geometric mean of the texts' expected speed-ups."""
+        """Return the geometric mean of the texts' expected speed-ups."""
         return geometric_mean([simulation.speed_up for simulation in self.simulations])
 
     @property
     def slower(self) -> int:
-        """Texts that take longer than by plain decoding."""
+        """The number of texts that are slower than with plain decoding."""
         return sum(simulation.speed_up < 1 for simulation in self.simulations)
 
     def of(self, kind: str) -> "Total":
-        """Total of the texts of a kind."""
+        """Return the total of the texts of a kind."""
         return Total(one for one in self.simulations if one.recording.kind == kind)
 
     def row(
@@ -69,7 +69,7 @@ class Total:
 
 
 def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
-    """Rows of plain decoding and of all contenders: per kind of text."""
+    """Yield the rows of plain decoding and of all contenders, per kind of text."""
     first = next(iter(totals.values()))
     for kind in kinds_of(first):
         texts = first.of(kind)
@@ -90,12 +90,12 @@ def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
 
 
 def kinds_of(total: Total) -> list[str]:
-    """Kinds of texts, in order of appearance."""
+    """Return the kinds of texts, in order of appearance."""
     return list(dict.fromkeys(simulation.recording.kind for simulation in total.simulations))
 
 
 def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
-    """The totals to print."""
+    """Yield the tables of the totals."""
     yield _overall(totals)
     kinds = kinds_of(next(iter(totals.values())))
     if len(kinds) > 1:
@@ -106,7 +106,7 @@ def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
 
 
 def summary(total: Total) -> dict[str, Any]:
-    """The total as JSON for a record."""
+    """Return the total as JSON for a record."""
     places = zip_longest(total.counts["accepted_at"], total.counts["drafted_at"], fillvalue=0)
     return {
         "passes": total.steps,

@@ -1,7 +1,7 @@
 """Reads recordings from files of several formats.
 
-JSON lines with token ids or text, answers of `learn` among them; output of `generate --json` and
-`bench run`. The tokenizer is opened only for text. Errors name the file and the line.
+JSON lines have token ids or text, including answers of `learn`; other formats are the output of
+`generate --json` and `bench run`. The tokenizer is opened only for text. Errors name file and line.
 """
 
 import json
@@ -22,7 +22,7 @@ from paceline_lab.bench.record import parse_record
 from paceline_lab.simulate.replay import Recording
 
 _SPARE = 64
-"""Tokens by which the limit of an answer is larger than the answer, if it is not recorded."""
+"""Excess of the answer's token limit over its length, if the limit is not recorded."""
 
 
 class Texts:
@@ -33,10 +33,10 @@ class Texts:
         self._files = files
 
     def read(self, paths: Sequence[Path]) -> list[Recording]:
-        """All recordings of some files and folders, in order; equal ids are numbered.
+        """Return all recordings of some files and folders, in order; equal ids are numbered.
 
         Raises:
-            InvalidRequest: a file cannot be read, or has another format.
+            InvalidRequest: a file cannot be read, or has a different format.
             ModelError: the model's files are missing or invalid.
         """
         recordings: dict[str, Recording] = {}
@@ -89,7 +89,7 @@ class Texts:
         return encode_prompt(self._files(), messages, check({}))[0]
 
     def _tokens(self, entry: Mapping[str, Any], names: Sequence[str], what: str) -> list[int]:
-        """The first of some fields that the entry has, as token ids."""
+        """Return the token ids of the first of these fields that the entry has."""
         for name in names:
             value = entry.get(name)
             if isinstance(value, str):
@@ -109,7 +109,7 @@ def digest(recordings: Sequence[Recording]) -> str:
 
 
 def _from_record(value: Mapping[str, Any], name: str) -> Iterator[Recording]:
-    """Recordings in a record whose rows have tokens, such as that of `bench run`."""
+    """Yield the recordings of a record whose rows have tokens, such as that of `bench run`."""
     record = parse_record(value, name)
     limit: Any = record.settings.get("max_tokens")
     limit = limit if isinstance(limit, int) else None
@@ -133,5 +133,5 @@ def _json(text: str) -> Any:
 
 
 def _are_tokens(value: object) -> bool:
-    """True for a list of token ids with at least one."""
+    """Return True for a list of token ids with at least one."""
     return isinstance(value, list) and bool(value) and all(type(v) is int and v >= 0 for v in value)

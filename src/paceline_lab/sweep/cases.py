@@ -1,8 +1,8 @@
 """Cases of a sweep, and their record: prompts of given lengths, questions at given context depths.
 
 By length: one dense text of code, tiled and cut to the token, without a chat template (the
-prompt-length sweep of the Phi-4-mini experiment). By depth: a suite's questions, with text of other
-prompts before them (the context depths of the DFlash-on-MLX experiment).
+prompt-length sweep of the Phi-4-mini experiment). By depth: a suite's questions, after text of
+other prompts (the context depths of the DFlash-on-MLX experiment).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,17 +29,17 @@ LENGTHS = (100, 200, 372, 800)
 """Tokens of the experiment's prompts."""
 
 _SPARE = 64
-"""Tokens. A text may have more of them after cutting, decoding and encoding with a question."""
+"""Tokens that a text may gain by cutting, decoding and encoding it with a question."""
 
 
 def dense_text() -> tuple[str, str]:
-    """(text to tile, its SHA-256)."""
+    """Return (text to tile, its SHA-256)."""
     content = packaged("paceline_lab.sweep", "dense_code.txt")
     return content.decode("utf-8"), sha256(content).hexdigest()
 
 
 def default_lengths(limit: int) -> list[TokenCount]:
-    """The experiment's lengths, then their largest doubled while below `limit`, then `max`."""
+    """Return the experiment's lengths, the largest doubled while below `limit`, and `max`."""
     lengths: list[TokenCount] = [length for length in LENGTHS if length < limit]
     further = 2 * LENGTHS[-1]
     while further < limit:
@@ -54,7 +54,7 @@ def length_cases(
     lengths: Sequence[TokenCount],
     tokens: int,
 ) -> list[Case]:
-    """The text, tiled and cut, for each length; answers have exactly `tokens`.
+    """Return cases of the text, tiled and cut, by length; answers have exactly `tokens`.
 
     Raises InvalidRequest if a length does not fit the context.
     """
@@ -82,7 +82,7 @@ def depth_cases(
     depths: Sequence[TokenCount],
     tokens: int,
 ) -> list[Case]:
-    """The suite's prompts, each after about `depth` tokens of other prompts' text.
+    """Return cases of the suite's prompts, each after about `depth` tokens of other prompts.
 
     Raises InvalidRequest if a depth does not fit the context.
     """

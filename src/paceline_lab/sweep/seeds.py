@@ -1,8 +1,8 @@
-"""`bench run --suite seeds`: the two tables of the experiments that paceline began with, made here.
+"""`bench run --suite seeds`: the two tables of the original experiments, measured locally.
 
 Five short answers to code prompts, and 80 tokens after 100, 200, 372 and 800 of dense code, by
 n-grams in blocks of four rows: the last token and three drafts, the experiments' `T=4`. Their rows
-stand beside ours; they had prompts of their own, so it is the columns that compare, not the texts.
+are listed with the local ones. Their prompts differed, so compare the columns, not the texts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from paceline_lab.bench.summary import all_same_tokens
 from paceline_lab.sweep.cases import LENGTHS, dense_text, length_cases, measured
 
 NAME = Path("seeds")
-"""The suite, in place of a file."""
+"""The suite's name, in place of a file."""
 
 _ROWS = 4
 _CODE_TOKENS, _LENGTH_TOKENS = 20, 80
@@ -38,22 +38,22 @@ _CODE_TOKENS, _LENGTH_TOKENS = 20, 80
 
 
 class Line(NamedTuple):
-    """A line of a table; what is empty was not published."""
+    """A line of a table; empty values were not published."""
 
     name: str
     tokens: int
     plain_rate: float
-    """tokens/s without drafts"""
+    """Decode throughput without drafts, tokens/s."""
     rate: float
     counts: Sequence[float] = ()
-    """Calls, drafted and accepted tokens, fallbacks."""
+    """Numbers of forward passes, drafted tokens, accepted tokens and fallbacks."""
     plain_ms: float | None = None
-    """Of a call of one row."""
+    """Milliseconds of a forward pass of one row."""
     ms: float | None = None
-    """Of a call that verifies drafts."""
+    """Milliseconds of a forward pass that verifies drafts."""
 
     def cells(self) -> list[str]:
-        """The texts of the columns of `_HEAD`."""
+        """Return the texts of the columns of `_HEAD`."""
         p = "-"
         if self.plain_ms is not None and self.ms is not None:
             pays = CostTable({1: self.plain_ms, _ROWS: self.ms}).break_even(_ROWS)
@@ -72,7 +72,7 @@ _HEAD = (
 _CODE_SEEDS = (
     # Experiment 26: exact greedy 95 tokens in 5.624088 s, speculative 93 in 4.290248 s.
     Line("Phi-4-mini (seed)", 93, 95 / 5.624088, 93 / 4.290248),
-    # Experiment 34, the prompt of token ids 2,42: 14.473 s for 29 calls; 112 ms for one row.
+    # Experiment 34, the prompt of token ids 2,42: 14.473 s for 29 passes; 112 ms for one row.
     Line("ZAYA1-8B (seed)", 39, 8.62, 2.69, (29, 87, 10, 28), 112, 14473 / 29),
 )
 _LENGTH_SEEDS = tuple(
@@ -90,7 +90,7 @@ def seeds_report(
     output: Path | None = None,
     progress: Progress,
 ) -> Report:
-    """The two tables for n-grams, and for `drafters` by the policy `auto`, as a record."""
+    """Return a record of the two tables for n-grams, and for `drafters` by the policy `auto`."""
     options = contender_options(["ngram"], [f"fixed:{_ROWS}"], [])
     if drafters:
         options |= contender_options(drafters, [], [])
@@ -130,7 +130,7 @@ def _tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def _line(name: str, rows: Sequence[Row], plain: Mapping[str, Row]) -> Line:
-    """The sums over cases of a round's means; milliseconds are of medians."""
+    """Return the sums over cases of a round's means; milliseconds are of medians."""
     base = [plain[row.case] for row in rows]
     tokens = sum(row.facts["tokens"] for row in rows)
     return Line(
@@ -149,5 +149,5 @@ def _seconds(rows: Sequence[Row], measure: str) -> float:
 
 
 def _mean(rows: Sequence[Row], count: str) -> float:
-    """A count of a round, summed over cases."""
+    """Return a count of a round, summed over cases."""
     return sum(float(str(row.counts[count])) / len(row.measures["ratio"]) for row in rows)

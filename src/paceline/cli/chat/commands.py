@@ -30,11 +30,11 @@ _SWITCHES = {"on": True, "true": True, "yes": True, "off": False, "false": False
 
 
 class EndOfChat(Exception):
-    """The user ends the chat."""
+    """Ends the chat at the user's request."""
 
 
 class ChatCommand(NamedTuple):
-    """A command, and what /help says of it."""
+    """A command, and its description for /help."""
 
     argument: str
     about: str
@@ -44,7 +44,7 @@ class ChatCommand(NamedTuple):
 def run_chat(session: Session, terminal: Terminal, output: Output) -> None:
     """Answer messages until the user ends the chat.
 
-    No message and no command ends it, however it fails; that is one line.
+    A failing message or command never ends it; it prints one line.
     """
     if not output.quiet:
         say(HINT)
@@ -68,7 +68,7 @@ def run_chat(session: Session, terminal: Terminal, output: Output) -> None:
 
 
 def run_command(session: Session, message: str) -> bool:
-    """Run the command that a message is; returns False for one that is none.
+    """Run the command in a message; return False if the message is not a command.
 
     Raises InvalidRequest for a wrong command, PacelineError if it fails, EndOfChat at the end.
     """
@@ -78,7 +78,7 @@ def run_command(session: Session, message: str) -> bool:
     name, argument = word[0].lower(), message[word.end() :].strip()
     command = COMMANDS.get(_OTHER_NAMES.get(name, name))
     if command is None:
-        if "\n" in message:  # a text that was pasted
+        if "\n" in message:  # pasted text
             return False
         raise InvalidRequest(
             f"unknown command {name}; {did_you_mean(name, COMMANDS)}/help lists them, a space "
@@ -145,7 +145,7 @@ def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
 def _parsed(name: str, text: str) -> Any:
     """Return the value of a text. Raises InvalidRequest if it is not a number in the range."""
     if OPTIONS[name].is_switch:
-        return _SWITCHES.get(text.lower(), text)  # `check` refuses a text
+        return _SWITCHES.get(text.lower(), text)  # `check` rejects a text
     parser, is_list = declare.parser_of(name), name in ("stop", "logit_bias")
     try:
         value = parser(text) if parser else text

@@ -1,6 +1,6 @@
-"""Messages that were typed in chats, kept for the history of later ones where answers are (--keep).
+"""Messages typed in chats, saved for the history of later ones together with answers (--keep).
 
-Invariant: readable by this user alone; what cannot be read or written is left out.
+Invariant: only this user can read them; read and write errors are ignored.
 """
 
 from collections.abc import Iterable

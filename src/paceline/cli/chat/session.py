@@ -1,4 +1,4 @@
-"""A chat without its input: the model, the conversation, the options, and what each step does.
+"""A chat without its input: the model, the conversation, the options, and the steps.
 
 Invariant: a step that fails or is stopped leaves the conversation as it was before, and `undo` goes
 back one step at a time.
@@ -65,10 +65,10 @@ class Session:
             self.messages = [{"role": "system", "content": system}]
         options = answer.options()
         check(options)  # before a model is loaded
-        self.options: dict[str, Any] = {**options}  # of the next answers
+        self.options: dict[str, Any] = {**options}  # for the next answers
 
     def open(self, terminal: Terminal | None = None) -> None:
-        """Load the model; `terminal` asks the user when the context is full, None: no one."""
+        """Load the model; with a `terminal`, prompt the user when the context is full."""
         self._terminal = terminal
         self._load(self._model)
 
@@ -77,7 +77,7 @@ class Session:
         if self._loaded is not None:
             self._loaded.settle()
             self._loaded = None
-            gc.collect()  # its memory is needed by the next one
+            gc.collect()  # the next model needs the memory
 
     @property
     def model(self) -> str:
@@ -95,9 +95,9 @@ class Session:
     def turn(
         self, message: str, step: str = "the last message", after: Messages | None = None
     ) -> bool:
-        """Answer one message, and print the answer; returns whether it has a token.
+        """Answer one message, and print the answer; return whether it has a token.
 
-        It comes `after` these messages; None: after all.
+        The message follows the messages `after`; None: all messages.
         """
         if self._loaded is None:
             raise InvalidRequest("no model is loaded; /model NAME loads one")
@@ -155,13 +155,13 @@ class Session:
         return before.step
 
     def save(self, name: str) -> str:
-        """Write the conversation to a file; returns its path.
+        """Write the conversation to a file; return its path.
 
-        Raises InvalidRequest if it cannot be written, or exists and is not of this chat.
+        Raises InvalidRequest if it cannot be written, or if it exists and belongs to another chat.
         """
         path = path_of(name or self.saved_as)
         exists = False
-        with contextlib.suppress(OSError, ValueError):  # writing says it better
+        with contextlib.suppress(OSError, ValueError):  # writing raises a better error
             exists = path.exists()
         if exists and str(path) != self.saved_as:
             raise InvalidRequest(f"{path} exists already; choose another name")
@@ -170,20 +170,20 @@ class Session:
         return self.saved_as
 
     def restore(self, name: str) -> None:
-        """Go on with a conversation that was saved. Raises InvalidRequest if it cannot be read."""
+        """Continue a saved conversation. Raises InvalidRequest if it cannot be read."""
         path = path_of(name)
         self._change(read_chat(path), "/load")
         self.saved_as = str(path)
 
     def set_options(self, options: dict[str, Any]) -> None:
-        """Set the options of the next answers. Raises InvalidRequest for those the model lacks."""
+        """Set the options of the next answers. Raises InvalidRequest for unsupported ones."""
         if self._loaded is not None:
             self._check(self._loaded.files, options)
             self._loaded.drafting.prepare([DrafterSpec.parse(options.get("drafter", "auto"))])
         self.options = options
 
     def change_model(self, name: str) -> None:
-        """Go on with another model; after a failure, with the same. Raises PacelineError."""
+        """Continue with another model; after a failure, with the same. Raises PacelineError."""
         options = replace(self._model, model=name, revision=None)
         # Most mistakes end here, while the model is still loaded.
         self._check(find_files(name, options.engine, progress=progress_of(self._output)))
@@ -273,12 +273,12 @@ def write_chat(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_chat(path: Path) -> list[Mapping[str, Any]]:
-    """Messages of a file that `write_chat` wrote, or of a request to a chat API.
+    """Return the messages of a file that `write_chat` wrote, or of a request to a chat API.
 
-    Raises InvalidRequest if it cannot be read, or is no such file.
+    Raises InvalidRequest if it cannot be read, or is not such a file.
     """
     try:
-        value = json.loads(read_text(path.absolute()))  # - is a name like any other
+        value = json.loads(read_text(path.absolute()))  # - is an ordinary name
     except PacelineError:
         raise
     except (ValueError, RecursionError) as error:

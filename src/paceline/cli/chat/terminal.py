@@ -1,7 +1,7 @@
-"""A terminal to type messages at: line editing, history, paste, and messages of several lines.
+"""A terminal for typing messages: line editing, history, paste, and messages of several lines.
 
-Independent of a message's meaning. Invariant: keys that are pressed at any time, also a paste while
-an answer streams, appear at the next prompt; only Ctrl-C is not text.
+Independent of a message's meaning. Invariant: keys pressed at any time, and text pasted while an
+answer streams, appear at the next prompt; only Ctrl-C is not text.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class Terminal:
     """Reads messages, and answers to questions."""
 
     def __init__(self, commands: Sequence[str], *, keep: bool) -> None:
-        """Complete `commands`; with `keep`, keep messages for the history of later chats."""
+        """Complete `commands`; with `keep`, save messages for the history of later chats."""
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.history import InMemoryHistory
@@ -81,7 +81,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def holding_keys(self) -> Iterator[None]:
-        """Between prompts, leave typed keys to the next prompt, unseen."""
+        """Keep keys typed between prompts for the next prompt, unseen."""
         with unseen_keys():
             self._mark_pastes()
             try:
@@ -112,7 +112,7 @@ class Terminal:
 
         bindings, typing = KeyBindings(), has_focus(DEFAULT_BUFFER)
 
-        @bindings.add("enter", filter=typing, eager=True)  # a dumb terminal has one of its own
+        @bindings.add("enter", filter=typing, eager=True)  # a dumb terminal has its own
         def send(event: "KeyPressEvent") -> None:
             buffer = event.current_buffer
             if _is_open(buffer.text) and not self._pasted_quotes:
@@ -134,7 +134,7 @@ class Terminal:
         @bindings.add("c-c", filter=typing)
         @bindings.add("<sigint>", filter=typing)
         def clear(event: "KeyPressEvent") -> None:
-            event.current_buffer.append_to_history()  # the up key brings it back
+            event.current_buffer.append_to_history()  # the up key restores it
             event.app.exit(exception=KeyboardInterrupt)
 
         return bindings
@@ -154,7 +154,7 @@ def _unquoted(text: str) -> str:
 
 
 def _screen() -> TextIO:
-    """Return the output for the prompt: one that is a terminal, or the terminal of the keys."""
+    """Return the prompt's output: stdout or stderr if a terminal, else the keyboard's terminal."""
     for stream in (sys.stdout, sys.stderr):
         if stream.isatty():
             return stream

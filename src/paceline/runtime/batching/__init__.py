@@ -1,1 +1,1 @@
-"""Continuous batching: answers of many callers in the calls of one engine, without HTTP."""
+"""Continuous batching: many callers' answers in the forward passes of one engine, without HTTP."""

@@ -1,9 +1,9 @@
-"""Admission by KV budget: the longest answer of a request, and when the request may start.
+"""Admission by KV budget: a request's maximum length, and the time when it may start.
 
 A request is admitted if the KV cache has slots for the rest of its prompt and for some tokens of
-its answer, in addition to those reserved for running requests. Longer answers take blocks as they
-grow; when none is left, the scheduler preempts. The prefix cache is evicted only for a request that
-is then admitted.
+its answer, in addition to those reserved for running requests. Longer answers allocate blocks as
+they grow; when none is left, the scheduler preempts. The prefix cache is evicted only for a request
+that is then admitted.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.prompt import check_room
 
 _HEADROOM = 128
-"""Tokens reserved for each running answer before another request is admitted. Fewer admit more
-requests at once, and preempt more often; a preempted answer is computed again."""
+"""Tokens reserved for each running answer before another request is admitted. A smaller value
+admits more requests at once and preempts more often; a preempted answer is computed again."""
 
 
 class Admission:
@@ -31,7 +31,7 @@ class Admission:
 
     @property
     def max_length(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """The maximum tokens of prompt and answer together."""
         return min(self._engine.context_length, self._slots)
 
     def limit(self, queued: BatchRequest) -> None:
@@ -55,7 +55,7 @@ class Admission:
         """
         state = ref(queued), self._engine.free_slots, len(running), len(self._prefix_cache)
         if state == self._last_rejected or not self._fits_drafter(queued, running):
-            return None  # tried before every call; nothing has changed since the last one
+            return None  # tried before every pass; nothing has changed since the last one
         prefix = (
             self._prefix_cache.open(queued.prompt, queued.salt)
             if queued.cached
@@ -107,5 +107,5 @@ class Admission:
 
 
 def _draft_slots(queued: BatchRequest) -> int | None:
-    """Return the slots of the drafter's own KV cache; None if it has none."""
+    """Return the slots of the drafter's own KV cache, or None if it has none."""
     return queued.model.drafting.slots(queued.request.drafter)

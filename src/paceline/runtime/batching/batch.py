@@ -18,54 +18,54 @@ from paceline.runtime.batching.request import BatchRequest, Load
 Fail = Callable[[BatchRequest, Exception], None]
 """Ends a request whose block could not be made."""
 
-_PREFILL_ROWS = 512  # of a call without decodes
-_PREFILL_SECONDS = 0.1  # that prefills may add to a call with decodes
-_MIN_CHUNK = 16  # fewest rows of a prefill in a call
-_CALL_SECONDS = 0.5  # of a call without decodes: a client that leaves ends its request after it
-_MIN_CALL = 64  # rows of such a call, however slow it is: fewer would read the weights too often
+_PREFILL_ROWS = 512  # in a pass without decodes
+_PREFILL_SECONDS = 0.1  # that prefills may add to a pass with decodes
+_MIN_CHUNK = 16  # minimum rows of a prefill in a pass
+_CALL_SECONDS = 0.5  # of a pass without decodes: a disconnected client's request ends after it
+_MIN_CALL = 64  # minimum rows of such a pass, even if slow: fewer would read the weights too often
 
 _MAX_LOSS = 1.0
-"""Tokens that asking drafters may lose before calls go without."""
+"""Tokens that querying drafters may lose before passes run without drafts."""
 
 _MAX_CREDIT = 4.0
-"""Tokens that asking has gained before and may lose again: gains come in bursts."""
+"""Maximum tokens that earlier drafts have gained and later ones may lose: gains come in bursts."""
 
 _PLAIN_CALLS = 31
-"""Calls without drafts after such a loss. Asking again loses a token, 0.1 % of 32 calls of 32."""
+"""Passes without drafts after such a loss. Retrying loses a token, 0.1 % of 32 passes of 32."""
 
 
 class Batcher:
     """Composes and runs batches, and learns their cost.
 
-    A draft token delays every request in the batch, and asking the drafters takes time in each
-    call: with many requests the expected gain falls below that time, and calls go without drafts.
+    A draft token delays every request in the batch, and querying the drafters takes time in each
+    pass: with many requests the expected gain is smaller than that time, and drafts stop.
     """
 
     def __init__(self, engine: Engine, alone: CostTable, load: Load) -> None:
-        """Start from the costs of calls with one sequence."""
+        """Start from the costs of passes with one sequence."""
         self.cost = SharedCosts(alone, shared=engine.shares_calls)
-        self._credit = 0.0  # tokens that asking drafters has gained
-        self._plain_calls = 0  # calls left that do not ask
+        self._credit = 0.0  # tokens that drafts have gained
+        self._plain_calls = 0  # remaining passes without drafts
         self._engine, self._load = engine, load
         self._started: float | None = None
-        self._prefill_row = self.cost.row  # seconds of a row in calls without decodes
+        self._prefill_row = self.cost.row  # seconds per row in passes without decodes
 
     @property
     def call_seconds(self) -> float:
-        """Seconds that the current engine call has taken so far; 0.0 between calls."""
+        """The seconds that the current forward pass has taken so far; 0.0 between passes."""
         started = self._started
         return 0.0 if started is None else perf_counter() - started
 
     def warm_up(self) -> None:
-        """Run one batched call: an engine may compile for its first one."""
+        """Run one batched pass: an engine may compile for its first one."""
         sequences = [self._engine.open() for _ in range(2)]
-        with suppress(Exception):  # the first request meets the same error
+        with suppress(Exception):  # the first request raises the same error
             self._engine.step([(sequence, Block([0], 1)) for sequence in sequences])
         for sequence in sequences:
             sequence.close()
 
     def run(self, work: Sequence[Work]) -> list[Step | Exception]:
-        """Run a batch in one call of the engine; see `run_step`."""
+        """Run a batch in one forward pass; see `run_step`."""
         self._started = started = perf_counter()
         rows = sum(len(block.tokens) for _, block in work)
 
@@ -89,15 +89,15 @@ class Batcher:
     ) -> Iterator[tuple[BatchRequest, Work]]:
         """Yield the blocks of a forward pass, decodes first; paused requests have none.
 
-        Sorts `running` for the round-robin of prefills. A request whose block cannot be made is
-        ended by `fail` and left out.
+        Sorts `running` for the round-robin of prefills. If a request's block cannot be made, `fail`
+        ends that request, and the pass runs without it.
         """
         active = [queued for queued in running if not queued.is_paused()]
         decodes = [queued for queued in active if not _prefills(queued)]
         prefills = [queued for queued in active if _prefills(queued)]
         rate = sum(policy.rate for policy in map(_auto, decodes) if policy)
         rows = len(decodes)  # a request without a block yet has at least one row
-        # Where calls are not shared, a block takes none of the others' time but its own.
+        # If passes are not shared, a block takes only its own request's time.
         shared = len(active) > 1 and self._engine.shares_calls
         asks = bool(shared and rate) and not self._plain_calls
         self._plain_calls = max(self._plain_calls - 1, 0)
@@ -112,7 +112,7 @@ class Batcher:
                     policy.clear_batch_load()
                 work = _work(queued)
                 gain += policy.gain if policy else 0.0
-            except Exception as error:  # of a drafter, a policy or a constraint
+            except Exception as error:  # from a drafter, a policy or a constraint
                 fail(queued, error)
                 continue
             rows += len(work[1].tokens) - 1

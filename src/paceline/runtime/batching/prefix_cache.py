@@ -18,18 +18,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """A sequence that holds the KV of a prompt's first tokens, perhaps of none."""
+    """A sequence that holds the KV of a prompt's first tokens, possibly of none."""
 
     sequence: KVSequence
     memory: DraftKV = field(default_factory=DraftKV)
     """The drafters' state of those tokens."""
-    hit_tokens: int = 0  # that the cache had
+    hit_tokens: int = 0  # found in the cache
     moved: bool = False
-    """Whether the entry itself was taken out of the cache, because its KV could not be shared."""
+    """True if the entry itself was taken out of the cache, because its KV could not be shared."""
 
 
 _MAX_ENTRIES = 512
-"""Limit on entries, whatever slots are free: each is compared with every prompt."""
+"""Limit on entries, even with free slots: each is compared with every prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Entry:
     memory: DraftKV
     salt: str
     owned: bool = True
-    """Whether the cache owns the sequence; False: a running request does."""
+    """True if the cache owns the sequence; False: a running request does."""
 
     def match(self, prompt: Tokens) -> int:
         """Return the length of the prompt's prefix whose KV this entry can share."""
@@ -60,7 +60,7 @@ class PrefixCache:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all entries; KV that several entries share counts for each."""
+        """The tokens of all entries; KV that several entries share counts for each."""
         return sum(len(entry.tokens) for entry in self._owned())
 
     def open(self, prompt: Tokens, salt: str = "") -> CachedPrefix:
@@ -94,7 +94,7 @@ class PrefixCache:
     def find(self, prompt: Tokens, salt: str = "") -> int:
         """Return the length of the longest cached prefix; its entry becomes the most recently used.
 
-        Of several entries, that which can share most of it: hybrids share up to a checkpoint.
+        Selects the entry that can share most: hybrids share up to a checkpoint.
         """
         best, best_shared = None, (0, 0)
         for entry in self._entries:
@@ -113,7 +113,7 @@ class PrefixCache:
         self._entries.append(_Entry(prompt, prefix.sequence, prefix.memory, salt, owned=False))
 
     def unregister(self, prefix: CachedPrefix) -> None:
-        """Stop sharing the KV of a running request; what shares it already keeps it."""
+        """Stop sharing the KV of a running request; current users of that KV are not affected."""
         self._entries = [e for e in self._entries if e.owned or e.sequence is not prefix.sequence]
 
     def pending_prefix(self, prompt: Tokens, salt: str = "") -> int:
@@ -169,12 +169,12 @@ class PrefixCache:
         return bool(owned)
 
     def clear(self) -> None:
-        """Evict every entry. What is kept on disk stays."""
+        """Evict every entry. Files on disk stay."""
         while self.evict():
             pass
 
     def close(self) -> None:
-        """Evict every entry, and end the writing of prompts to disk."""
+        """Evict every entry, and stop writing prompts to disk."""
         self.clear()
         if self._store is not None:
             self._store.close()

@@ -1,11 +1,11 @@
 """KV of prompts on disk, so that a long prompt is computed once and not at every start.
 
-A file holds the tokens of a prompt and the state of their sequence; any first tokens of it can go
-on, so prompts that begin alike share a file. A thread of its own writes them, and the least
+A file holds the tokens of a prompt and the state of their sequence. Any of its prefixes can be
+continued, so prompts with a common beginning share a file. A thread writes the files; the least
 recently used are removed first.
 
-Invariants: a file of another model, engine or format is never used, nor one whose checksum is not
-that of its content (numpy's archives have one); no fault of a file or of the disk fails a request.
+Invariants: files of a different model, engine or format are never used, nor files with a wrong
+checksum (numpy's archives have one); no fault of a file or of the disk fails a request.
 """
 
 import io
@@ -30,21 +30,21 @@ log = logging.getLogger("paceline.server")
 Tokens: TypeAlias = npt.NDArray[np.int64]
 
 _FORM = 2  # version of the files
-_MIN_TOKENS = 128  # fewest that are written, or read
+_MIN_TOKENS = 128  # minimum to write, or read
 
 _COVERED = 3 / 4
-"""A prompt is not written again if a file has this share of it, so that all files of a chat
-that grows have at most four times the bytes of its last one."""
+"""Share of a prompt in an existing file that makes writing it again unnecessary. So the files of
+one growing chat together have at most four times the size of its last file."""
 
 
 class PromptStore:
-    """The files of one model in one engine. For the engine's thread alone."""
+    """The files of one model in one engine. Only the engine's thread uses it."""
 
     def __init__(self, folder: Path, engine: Engine, fingerprint: str, max_bytes: int) -> None:
-        """Keep at most `max_bytes` of all models together in `folder`.
+        """Store at most `max_bytes` of all models together in `folder`.
 
-        `fingerprint` is the model's. Nothing is kept if the engine cannot give its KV away, or the
-        folder cannot be written: one warning says so.
+        `fingerprint` is the model's. If the engine cannot export its KV, or the folder is not
+        writable, one warning is logged and nothing is stored.
         """
         self._engine = engine if isinstance(engine, KeepsKV) and engine.keeps_kv else None
         self._max_bytes, self._root = max_bytes, folder
@@ -94,9 +94,9 @@ class PromptStore:
         return sequence.length - start
 
     def save(self, sequence: KVSequence, tokens: Tokens) -> None:
-        """Write a sequence that holds `tokens` in the background, if no file has most of them.
+        """Write a sequence that holds `tokens` in the background, unless a file has most of them.
 
-        While another is written, nothing is: it is left for the next time.
+        While another write is in progress, nothing is written; the next call tries again.
         """
         engine = self._engine
         length, path = self._longest(tokens)
@@ -113,7 +113,7 @@ class PromptStore:
             self._writing = self._writer.submit(self._write, path, tokens, state)
 
     def close(self) -> None:
-        """Wait for the file that is being written, and write no more."""
+        """Wait for the current write, and write no more."""
         self._engine = None
         self._writer.shutdown()
 
@@ -137,7 +137,7 @@ class PromptStore:
         except OSError as error:
             self._give_up(error)
             return None
-        except Exception as error:  # numpy names none for damaged files
+        except Exception as error:  # numpy does not document its errors for damaged files
             fault = error
         self._ignore(path, fault)
         return None
@@ -149,7 +149,7 @@ class PromptStore:
             path.unlink(missing_ok=True)
 
     def _write(self, path: Path, tokens: Tokens, state: KVState) -> None:
-        try:  # in the thread for it
+        try:  # in the writer thread
             content = io.BytesIO()
             np.savez(content, identity=np.array(self._identity), tokens=tokens, state=state.data)
             write_bytes(path, content.getvalue())
@@ -158,7 +158,7 @@ class PromptStore:
             self._give_up(error)
 
     def _prune(self) -> None:
-        """Remove the least recently used files beyond the limit, half-written ones included."""
+        """Remove the least recently used files over the limit, partial ones included."""
         files = []
         for path in self._root.glob("*/*.kv*"):
             with suppress(OSError):
@@ -173,7 +173,7 @@ class PromptStore:
                 used -= size
 
     def _give_up(self, error: Exception) -> None:
-        """Read and write nothing more, in any thread; the first error is logged."""
+        """Stop all reading and writing, in any thread; the first error is logged."""
         gave_up, self._engine = self._engine is None, None
         if not gave_up:
             reason = getattr(error, "strerror", None) or error

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class QueueFull(PacelineError):
-    """The queue holds the most requests that it may."""
+    """The queue has its maximum number of requests."""
 
 
 class Draining(PacelineError):
@@ -42,14 +42,14 @@ class Cancelled(PacelineError):
 
 
 Event = Step | Result | Embedding | Decisions | Exception
-"""The steps of an answer, then its result (a cancelled one has one too) or its error; or the
-result of another job."""
+"""The steps of an answer, then its result (also after a cancellation) or its error; or the result
+of another job."""
 Listener = Callable[[Event], None]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class BatchRequest:
-    """One answer or other job to compute, and the scheduler's state of it once it is submitted."""
+    """One answer or other job to compute, with its state in the scheduler once it is submitted."""
 
     model: "Model"
     tokens: list[int]
@@ -58,19 +58,19 @@ class BatchRequest:
     salt: str = ""
     """Prompts share cached KV only under the same salt."""
     cached: bool = True
-    """Whether the prompt may use the prefix cache, and be added to it."""
+    """True if the prompt may use the prefix cache, and be added to it."""
     timeout: float | None = None  # in seconds, the queue included
     prefill_only: bool = False
-    """Whether only the prompt is computed: the client gets no token of the answer."""
+    """True if only the prompt is computed: the client gets no token of the answer."""
     index: int = 0  # among the answers to its prompt
     open_job: Callable[[KVSequence], Job] | None = None
-    """Opens a job that is not an answer, on a sequence with a prefix of the prompt."""
+    """Opens a job other than an answer, on a sequence with a prefix of the prompt."""
     constraint: Callable[[Grammars], Constraint] | None = None
     """Compiles the constraint of the answer, which may take seconds."""
     started: float = field(default_factory=perf_counter)
-    """When the caller asked for it (`perf_counter`)."""
+    """Time of the caller's request (`perf_counter`)."""
     is_paused: Callable[[], bool] = lambda: False
-    """Whether its reader has enough events to read, so that it need not run for now."""
+    """Returns whether its reader has enough unread events, so that it need not run for now."""
 
     # Set by the scheduler:
     listener: Listener = field(default=lambda _: None, init=False)
@@ -81,11 +81,11 @@ class BatchRequest:
     prefix: CachedPrefix | None = field(default=None, init=False)
     """Its KV; None in the queue, before it is admitted or after it was preempted."""
     memory: DraftKV | None = field(default=None, init=False)
-    """The drafters' state of its tokens, kept in the queue after it was preempted."""
+    """The drafters' state of its tokens, saved in the queue after a preemption."""
     job: Job | None = field(default=None, init=False)
     """None in the queue before it is admitted, and after a preemption in its prefill."""
     drafter_failed: bool = field(default=False, init=False)
-    """Whether a drafter failed: the drafters' state of its tokens may be wrong."""
+    """True if a drafter failed: the drafters' state of its tokens may be wrong."""
     ended: bool = field(default=False, init=False)
 
     def compiled(self, grammars: Grammars) -> "BatchRequest":
@@ -102,17 +102,17 @@ class BatchRequest:
 
     @property
     def max_length(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """The maximum tokens of prompt and answer together."""
         return len(self.tokens) + (self.request.max_tokens or 0)
 
     @property
     def count(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
+        """The number of tokens of the prompt and of the answer so far."""
         return len(self.tokens) if self.job is None else self.job.count
 
     @property
     def held(self) -> int:
-        """KV slots that it holds."""
+        """The number of KV slots that it holds."""
         prefix = self.prefix  # another thread may read it during a preemption
         return 0 if prefix is None else prefix.sequence.length
 
@@ -146,7 +146,7 @@ class Load:
     cut: Counter[str] = field(default_factory=Counter)
     """Reason -> requests that ended before their answer did."""
     cut_tokens: Counter[str] = field(default_factory=Counter)
-    """Reason -> tokens of their answers: work whose end no client got."""
+    """Reason -> tokens of their answers, which no client received to the end."""
     faults: int = 0  # errors that belong to no request
     calls: int = 0
     call_seconds: float = 0.0

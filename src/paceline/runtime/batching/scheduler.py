@@ -1,16 +1,16 @@
-"""The one loop: the requests of all callers in the forward passes of one engine.
+"""The single scheduling loop: runs all callers' requests in the forward passes of one engine.
 
 One thread per loaded model drives its engine, from the first request until the model is closed or
 freed. Other threads submit requests and read the events: a program's streams and lists, a chat, and
 the clients of a server. Every forward pass has a block of each decoding request, and prefill rows
 that do not delay those (`batch.py`). A request whose reader does not keep up is paused.
 
-A request is admitted when the KV cache has slots for it (`admission.py`), and takes KV blocks as it
-grows. When none is left, entries of the prefix cache are evicted, then a request is preempted, a
-paused one first, else the youngest: it returns to the queue and later continues to the same tokens.
+A request is admitted when the KV cache has slots for it (`admission.py`), and allocates KV blocks
+as it grows. When none is left, entries of the prefix cache are evicted, then a request is
+preempted, a paused one or else the youngest: it is queued and continues to the same tokens.
 
-Invariant: an error of one request ends that request alone, a drafter that fails is silenced, and no
-slot is lost. Every call that concerns one request is made where its error ends that request. Other
+Invariant: an error of one request ends that request alone, a failing drafter is disabled, and no
+slot is lost. Every function call for one request is made where its error ends that request. Other
 errors are caught in `_loop` and the loop continues: a block whose rows were not accepted is run
 again.
 """
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_JOIN_SECONDS = 60.0  # that `close` waits for the engine call in progress
-_REST_SECONDS = 5.0  # without a request, before the engine rests
+_JOIN_SECONDS = 60.0  # that `close` waits for the current forward pass
+_REST_SECONDS = 5.0  # without a request, before the engine becomes idle
 
 _MIN_PENDING = 32
-"""Tokens of a prefix in another request's prefill for which a request waits in the queue."""
+"""Minimum tokens of a prefix in another request's prefill that make a request wait in the queue."""
 
 _MAX_FAULTS = 8
 """Consecutive errors that belong to no request, before all requests are failed."""
@@ -66,7 +66,7 @@ _MAX_FAULTS = 8
 
 _MAX_RUNNING = 64
 _MAX_RUNNING_UNSHARED = 8
-"""Where forward passes are not shared, each brings another sequence's KV into the CPU cache."""
+"""Limit for unshared forward passes: each brings another sequence's KV into the CPU cache."""
 
 _T = TypeVar("_T")
 _Outcome = tuple[Any, BaseException | None]
@@ -88,8 +88,8 @@ class Scheduler:
         Args:
             model: the loaded model.
             max_waiting: maximum number of requests in the queue.
-            max_running: maximum number that run at once; None: what suits the engine.
-            store: also keeps prompts on disk.
+            max_running: maximum number that run at once; None: the engine's default.
+            store: also stores prompts on disk.
         """
         self.engine = engine = model.engine
         self.prefix_cache = PrefixCache(engine, store)
@@ -102,18 +102,18 @@ class Scheduler:
         self._waiting: deque[BatchRequest] = deque()
         self._running: list[BatchRequest] = []
         self._calls: list[tuple[Callable[[], Any], SimpleQueue[_Outcome]]] = []
-        # Callers lock this, and not the condition: Ctrl-C in its `__enter__` would keep it locked.
-        # All are notified: Ctrl-C in `notify` can leave a place where nobody waits.
+        # Callers lock this, and not the condition: Ctrl-C in its `__enter__` would leave it locked.
+        # All waiters are notified: Ctrl-C in `notify` can leave a stale waiter behind.
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self.draining = False  # it accepts no more requests
         self.failing = False  # it failed all requests, and completed no iteration since
         self._stopped = self._rests = self._process_ends = False
-        self._ended = False  # Python forgets that a thread runs if Ctrl-C ends a `join`
+        self._ended = False  # Python no longer knows that a thread runs if Ctrl-C ends a `join`
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self.batcher = Batcher(engine, model.costs.table(), self.load)
         self._when_freed = finalize(model, self._stop)
-        self._when_freed.atexit = False  # there, `_close_all` also waits
+        self._when_freed.atexit = False  # at exit, `_close_all` also waits
         _all.add(self)
 
     def start(self, *, warm_up: bool = False) -> None:
@@ -129,13 +129,13 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """Number of requests that were submitted and have not ended."""
+        """The number of requests that were submitted and have not ended."""
         with self._lock:
             return len(self._waiting) + len(self._running)
 
     @property
     def usage(self) -> float:
-        """Fraction of the slots that running requests hold, 0 to 1; shared slots count for each."""
+        """The fraction of slots that running requests hold, 0 to 1; shared slots count for each."""
         return self.admission.usage(list(self._running))
 
     def submit(self, queued: BatchRequest, listener: Listener) -> BatchRequest:
@@ -188,8 +188,8 @@ class Scheduler:
         return cast("_T", result)
 
     def wake(self) -> None:
-        """Let the thread look again at what there is to do."""
-        if not in_forked_child():  # which may have the lock's copy as its owner left it
+        """Let the thread check for work again."""
+        if not in_forked_child():  # the copied lock may still be held there
             with self._lock:
                 self._wake.notify_all()
 
@@ -212,7 +212,7 @@ class Scheduler:
         end = monotonic() + _JOIN_SECONDS
         while self.alive and monotonic() < end:
             sleep(0.005)
-        self._when_freed.detach()  # it keeps the engine
+        self._when_freed.detach()  # it refers to the engine
         if self.alive:
             log.error("the engine has not returned from its last forward pass")
 
@@ -251,7 +251,7 @@ class Scheduler:
         self.prefix_cache.close()
 
     def _wait_for_work(self) -> None:
-        """Wait for work or the end; after a time without either, let the engine rest once."""
+        """Wait for work or the end; after a time without either, let the engine idle once."""
         with self._lock:
             self._rests = not self._wake.wait_for(
                 lambda: self._stopped or self._has_work(), None if self._rests else _REST_SECONDS
@@ -267,7 +267,7 @@ class Scheduler:
         return bool(self._calls) or any(queued.is_ready for queued in requests)
 
     def _iterate(self) -> None:
-        """Expire and admit requests, then make one forward pass; or let the engine rest."""
+        """Expire and admit requests, then make one forward pass; or let the engine idle."""
         if self._rests:
             self.engine.rest()
             release_memory()
@@ -299,13 +299,13 @@ class Scheduler:
                 self._end(queued, TimedOut("the request exceeded its time limit"))
 
     def _admit(self) -> None:
-        """Admit requests in their order, while the KV cache has room.
+        """Admit requests in their order, while the KV cache has free slots.
 
         A request whose prefix is in another one's prefill waits for it; later requests overtake it.
         """
         for queued in list(self._waiting):
             if not queued.is_ready:
-                continue  # it was preempted, and its reader has not caught up
+                continue  # it was preempted, and its reader is still behind
             active = [running for running in self._running if not running.is_paused()]
             if len(active) >= self._max_running:
                 return
@@ -355,7 +355,7 @@ class Scheduler:
             self._update_load()
 
     def _execute(self, batch: Sequence[tuple[BatchRequest, Work]]) -> None:
-        """Run a batch and accept its rows. If the call fails, run each request's block alone."""
+        """Run a batch and accept its rows. If the pass fails, run each request's block alone."""
         while batch := [(queued, work) for queued, work in batch if queued in self._running]:
             try:
                 steps = self.batcher.run([work for _, work in batch])
@@ -399,7 +399,7 @@ class Scheduler:
         request in its prefill starts over; an answer is recomputed and continues.
 
         Returns:
-            Whether one was preempted; with `paused`, only a paused one is.
+            True if one was preempted; with `paused`, only a paused one is.
         """
         candidates = [queued for queued in self._running if queued.is_paused()]
         if not candidates and not paused and len(self._running) > 1:
@@ -433,7 +433,7 @@ class Scheduler:
     def _drafter_failed(self, request: ref[BatchRequest], drafter: str, error: Exception) -> None:
         log.warning("drafter %s is silenced for a request: %s", drafter, type(error).__name__)
         self.load.failed_drafters[drafter] += 1
-        if (queued := request()) is not None:  # a strong one would keep it and its model alive
+        if (queued := request()) is not None:  # a strong reference keeps it and its model alive
             queued.drafter_failed = True
 
     def _end(self, queued: BatchRequest, error: Exception | None) -> None:
@@ -468,7 +468,7 @@ class Scheduler:
     def _release(
         self, queued: BatchRequest, prefix: CachedPrefix, tokens: Sequence[int] | None
     ) -> None:
-        """Give KV to the prefix cache as that of `tokens`, or with None back to the engine.
+        """Give KV to the prefix cache as the KV of `tokens`, or with None back to the engine.
 
         No slot is lost, whatever fails.
         """
@@ -501,7 +501,7 @@ _all = WeakSet[Scheduler]()
 def _close_all() -> None:
     """End all answers: a thread that is in the engine when the process ends would crash it.
 
-    Only daemon threads are left to read them, and an error there would be printed.
+    Only daemon threads are left to read the events, and would print any error.
     """
     for scheduler in [*_all]:
         if scheduler.alive and not in_forked_child():

@@ -1,7 +1,7 @@
-"""Which `llama-server` is here, its version, and the n-gram lookups that it has.
+"""Finds `llama-server`, its version, and its n-gram lookups.
 
-A program is run with --version and --help only, for a limited time, before it counts as one: a path
-can name anything.
+A path can name any program, so it is first run with --version and --help only, for a limited time,
+before it is accepted.
 """
 
 import re
@@ -18,7 +18,7 @@ LOOKUPS = ("ngram-simple", "ngram-mod", "ngram-cache")
 """Values of --spec-type that draft from n-grams alone; ngram-map-k is a form of ngram-simple."""
 
 _SECONDS = 30.0
-"""After which a program that still prints its help is no server: it takes 0.1 s."""
+"""Time limit for the help, in seconds; a real server takes 0.1 s."""
 
 _VERSION = re.compile(r"^version: (.+)$", re.MULTILINE)
 
@@ -28,13 +28,13 @@ class ServerBinary(NamedTuple):
 
     path: Path
     version: str
-    """As it prints it: a number, and the commit in brackets."""
+    """The version as printed: a number, and the commit in brackets."""
     lookups: tuple[str, ...]
-    """Those of `LOOKUPS` that it has."""
+    """The supported `LOOKUPS`."""
 
     @property
     def lacking(self) -> str:
-        """Sentence about the lookups that it does not have; empty if it has all."""
+        """A sentence about the unsupported lookups; empty if all are supported."""
         missing = [name for name in LOOKUPS if name not in self.lookups]
         if not missing:
             return ""
@@ -46,11 +46,11 @@ class ServerBinary(NamedTuple):
 
 
 def server_binary(path: str | None) -> ServerBinary:
-    """The server at a path, or None: the first on PATH.
+    """Return the server at a path; with None, the first on PATH.
 
     Raises:
-        InvalidRequest: there is no program at the path, or it is no `llama-server`.
-        MissingExtra: there is no path, and none is on PATH.
+        InvalidRequest: the path is not a program, or not a `llama-server`.
+        MissingExtra: `path` is None, and PATH has no server.
     """
     place = shutil.which(path or PROGRAM)
     if place is None and path is None:
@@ -74,7 +74,7 @@ def server_binary(path: str | None) -> ServerBinary:
 
 
 def _output(program: str, option: str) -> str:
-    """What a program prints, both streams; nothing if it does not end."""
+    """Return a program's output, both streams; nothing if it does not end."""
     try:
         return subprocess.run(
             [program, option],
@@ -86,5 +86,5 @@ def _output(program: str, option: str) -> str:
         ).stdout.decode(errors="replace")
     except subprocess.TimeoutExpired:
         return ""
-    except OSError as error:  # no executable of this system
+    except OSError as error:  # not an executable of this system
         raise InvalidRequest(f"{program} cannot be started: {error.strerror}") from error

@@ -1,8 +1,8 @@
-"""`llama-server` as a peer: plain, and each n-gram lookup with the values that it has by default.
+"""`llama-server` as a peer: plain, and each n-gram lookup with its default values.
 
-Its lookups keep what earlier requests taught them (one pool of n-grams for all, or a cache that is
+Its lookups keep n-grams of earlier requests (one pool of n-grams for all, or a cache that is
 never emptied), so every answer has a server of its own: nothing is reused, as with the other peers.
-Times are the server's own, the whole answer's those of its client.
+Times are the server's own; the client measures the time of the whole answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ from paceline_lab.peers.llama_server.process import ServerProcess
 PLAIN = "plain"
 
 _LONGEST_DRAFT = 64
-"""Tokens, by default of ngram-mod; the KV cache needs room for them after the answer."""
+"""Tokens, the default of ngram-mod; the KV cache needs room for them after the answer."""
 
 _GREEDY = {
     "temperature": 0.0,
-    # A model's file may have others, which a greedy answer would obey too.
+    # A model's file may set other values, which would also apply to greedy answers.
     "repeat_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -35,7 +35,7 @@ _GREEDY = {
 
 
 class LlamaServer:
-    """A server for each answer, on the GGUF file itself."""
+    """Starts a server for each answer, on the GGUF file itself."""
 
     name = PROGRAM
 
@@ -48,12 +48,12 @@ class LlamaServer:
         threads: int | None,
         say: Callable[[str], None],
     ) -> None:
-        """Start it once, so that an error of the server is one before anything is measured.
+        """Start it once, so that its errors are raised before anything is measured.
 
-        `context` is the tokens of the longest question and its answer; no `threads`: one per core
-        that this process may use; `say` prints a note for the user.
+        `context` is the tokens of the longest question and its answer; without `threads`, one per
+        core that this process may use; `say` prints a note for the user.
 
-        Raises ModelError if the model is no GGUF file, or the server cannot load it.
+        Raises ModelError if the model is not a GGUF file, or the server cannot load it.
         """
         if files.weights is None:
             raise ModelError(f"{files.name} is no GGUF file; expected one")
@@ -65,7 +65,7 @@ class LlamaServer:
             *("--ctx-size", str(context + _LONGEST_DRAFT + 1)),
             *("--threads", str(threads or cpu_cores())),
             *("--parallel", "1"),
-            *("--device", "none"),  # as the engine llamacpp
+            *("--device", "none"),  # as in the engine llamacpp
         ]
         self._options = ["--model", str(files.weights), *options]
         self.settings: Mapping[str, Any] = {
@@ -86,12 +86,12 @@ class LlamaServer:
         answer = self._read(reply, seconds)
         stops = self._files.stop_token_ids
         ends = (place for place, token in enumerate(reply["tokens"][:-1], 1) if token in stops)
-        # It has other tokens that end an answer: asked again for no more than ours.
+        # The server ignored a stop token that paceline has: repeat the request up to that token.
         end = next(ends, None)
         return answer if end is None else self.answer(question, end, mode)
 
     def _read(self, reply: Mapping[str, Any], seconds: float) -> PeerAnswer:
-        """The answer in a reply of /completion; `seconds` are the client's."""
+        """Return the answer in a reply of /completion; `seconds` are the client's."""
         try:
             tokens = [int(token) for token in reply["tokens"]]
             times = reply["timings"]

@@ -1,4 +1,4 @@
-"""A `llama-server` that runs for one answer: started on a free port, asked, ended.
+"""A `llama-server` for one answer: starts it on a free port, sends a request, ends it.
 
 Invariant: once it is closed, the server has ended.
 """
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     import httpx
 
 READY_SECONDS = 600.0
-"""For a large file on a slow disk."""
+"""Time limit for loading, in seconds: a large file may be on a slow disk."""
 _HEALTH_SECONDS = 5.0
 _ANSWER_SECONDS = 3600.0
 _END_SECONDS = 1.0
 _POLL_SECONDS = 0.01
 _MAX_REASON = 300
-"""Characters of a server's own message."""
+"""Maximum characters of a server's own message."""
 
 _KEY_VARIABLE = "LLAMA_API_KEY"
 _SETTINGS = "LLAMA_ARG_"
-"""Is in the names of variables that set further options of the server."""
+"""Occurs in the names of environment variables that set further server options."""
 
 
 class ServerProcess:
-    """A running server; `ask` it one request at a time."""
+    """A running server; call `ask` for one request at a time."""
 
     def __init__(self, program: Path, options: Sequence[str]) -> None:
         """Start it, and wait until it has loaded its model. Raises ModelError if it does not."""
@@ -54,7 +54,7 @@ class ServerProcess:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env={**variables, _KEY_VARIABLE: self._key},
-            start_new_session=True,  # Ctrl-C is ours to answer
+            start_new_session=True,  # this process handles Ctrl-C
         )
         try:
             self._wait_until_ready()
@@ -63,7 +63,7 @@ class ServerProcess:
             raise
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer to a POST request, as JSON. Raises ModelError if the server has none."""
+        """Send a POST request; return its JSON answer. Raises ModelError if there is none."""
         import httpx
 
         try:
@@ -71,7 +71,7 @@ class ServerProcess:
             answer = reply.json() if reply.is_success else None
         except (httpx.HTTPError, ValueError) as error:
             try:
-                self._process.wait(_END_SECONDS)  # its connections are closed a moment before
+                self._process.wait(_END_SECONDS)  # its connections close shortly before it ends
             except subprocess.TimeoutExpired:
                 fault = f"{self.program.name} gave no answer to {path}: {error!r}"
                 raise ModelError(fault) from error
@@ -91,7 +91,7 @@ class ServerProcess:
 
         deadline = monotonic() + READY_SECONDS
         while monotonic() < deadline:
-            # Before the port is asked: another process may have it.
+            # Before the request: another process may have the port.
             if self._process.poll() is not None:
                 raise self._failed("ended before it was ready")
             with suppress(httpx.HTTPError):
@@ -105,14 +105,14 @@ class ServerProcess:
     ) -> "httpx.Response":
         import httpx
 
-        # Not by a client that obeys the proxies of the environment.
+        # Not with a client that uses the proxies of the environment.
         with httpx.Client(trust_env=False, timeout=seconds) as client:
             headers = {"Authorization": f"Bearer {self._key}"}
             url = f"http://127.0.0.1:{self._port}{path}"
             return client.request(method, url, json=body, headers=headers)
 
     def _failed(self, how: str) -> ModelError:
-        """An error with the first one that the server wrote, or its last line."""
+        """Return an error with the first error line that the server wrote, or its last line."""
         self._log.seek(0)
         written = self._log.read().decode(errors="replace").split("\n")
         lines = [" ".join(line.split()) for line in written if line.strip()]
