@@ -19,7 +19,7 @@ from typing import Any
 import paceline
 from paceline.cli.app import main as command
 
-_DOCUMENTS, _QUESTIONS, _CHARACTERS = 5, 40, 6_000
+_DOCUMENTS = 5
 _OPTIONS: Any = {"max_tokens": 8, "temperature": 0, "generation_config": "none"}
 
 
@@ -27,15 +27,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("spec_bench", type=Path)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--questions", type=int, default=40, help="to each document")
+    parser.add_argument("--characters", type=int, default=6_000, help="of a document")
     parser.add_argument("--sample", type=int, default=20)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     turns = [json.loads(line)["turns"][0] for line in options.spec_bench.open(encoding="utf-8")]
     long = [turn for turn in turns if len(turn) > 3_000]
-    documents = [" ".join(long[place::_DOCUMENTS])[:_CHARACTERS] for place in range(_DOCUMENTS)]
+    documents = [
+        " ".join(long[place::_DOCUMENTS])[: options.characters] for place in range(_DOCUMENTS)
+    ]
     short = [turn for turn in turns if len(turn) < 400]
     chosen = random.Random(0)
-    asked = [f"{text}\n\n{short[number]}" for text in documents for number in range(_QUESTIONS)]
+    asked = [
+        f"{text}\n\n{short[number]}" for text in documents for number in range(options.questions)
+    ]
     chosen.shuffle(asked)
     record = {
         "model": options.model,

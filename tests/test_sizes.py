@@ -41,7 +41,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/cli": 4_048,
     "src/paceline_mlx": 4_013,
     "src/paceline_coreml": 10_393,
-    "tests": 48_781,
+    "tests": 48_791,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -36,7 +36,8 @@ ZERO = {
 """Options that may be 0."""
 
 NEGATIVE = {
-    *("--presence-penalty", "--frequency-penalty", "generate --max-tokens", "chat --max-tokens")
+    *("--presence-penalty", "--frequency-penalty", "generate --max-tokens", "chat --max-tokens"),
+    "batch --max-tokens",
 }
 """Options that may be -1."""
 

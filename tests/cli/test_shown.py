@@ -73,7 +73,7 @@ def test_a_files_name_is_shown_in_progress_tables_and_errors(
     assert SHOWN_NAME in (table := terminal("models"))
     assert "\x1b[31m" not in table + run("models").stdout
     gone = refused("generate", "Hello", "--model", f"{odd_gguf}\npaceline: all is well.gguf")
-    assert gone.endswith(SHOWN_NAME + r"\npaceline: all is well.gguf")
+    assert gone.endswith(SHOWN_NAME + r"\npaceline: all is well.gguf not found")
     assert refused("\x1b[31m").isprintable()
 
 

@@ -84,6 +84,15 @@ def python_batch(folder: Path) -> tuple[str, ...]:
     return "--model", model, "--prompts", "2", "--tokens", "4", "--rounds", "1"
 
 
+def batch_file(folder: Path) -> tuple[str, ...]:
+    turns = ["a document " * 400] * 5 + [f"question {number}" for number in range(140)]
+    lines = (json.dumps({"turns": [turn]}) + "\n" for turn in turns)
+    (folder / "questions.jsonl").write_text("".join(lines))
+    model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
+    options = ("--questions", "2", "--characters", "300", "--sample", "2")
+    return str(folder / "questions.jsonl"), "--model", model, *options
+
+
 def soak(folder: Path) -> tuple[str, ...]:
     model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
     options = ("--seconds", "6", "--warm-up", "0", "--clients", "2", "--tolerance", "1")
@@ -104,6 +113,7 @@ def document_questions(folder: Path) -> tuple[str, ...]:
 REPORTS = [
     pytest.param("ahead_costs", lambda _: (), "plain 27.0"),
     pytest.param("compare_checkouts", compare_checkouts, '"rounds_with_differing_tokens": 0'),
+    pytest.param("batch_file", batch_file, '"differing": 0'),
     pytest.param("document_questions", document_questions, '"differing": 0'),
     pytest.param(
         "dflash_float16", dflash_float16, "105 of 105 drafts are", marks=pytest.mark.coreml

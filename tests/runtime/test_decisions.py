@@ -208,7 +208,7 @@ def test_a_model_that_thinks_decides_without(tmp_path: Path, cache: Path):
         assert model.detokenize(asked.prompt).endswith("assistant\n\n\n\n\n")
         model.decide(INPUT, [PREDICATE])
     path = write_thinking(tmp_path / "r1.gguf", TEMPLATES["deepseek-r1"])
-    with paceline.load(path) as model, raises(InvalidRequest, "decisions", "cannot turn thinking"):
+    with paceline.load(path) as model, raises(InvalidRequest, "decisions", "cannot turn reasoning"):
         model.decide(INPUT, [PREDICATE])
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
-from paceline.errors import MissingExtra, ModelError
+from paceline.errors import MissingExtra, ModelError, pip_install
 from paceline.options import Options
 from paceline.server.offline import Line, Offline, refusal_of, response_id
 from paceline.server.settings import Settings
@@ -59,7 +59,7 @@ class RayOffline:
         try:
             import ray
         except ImportError as error:
-            raise MissingExtra("--ray needs Ray: pip install 'paceline[ray]'") from error
+            raise MissingExtra(f"--ray needs Ray: {pip_install('ray')}") from error
         self._ray = ray
         try:
             ray.init(

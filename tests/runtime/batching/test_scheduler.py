@@ -197,7 +197,7 @@ def test_a_constraint_that_fails_ends_its_answer_alone(
 
 @pytest.mark.parametrize(
     ("prompt", "options", "value"),
-    [("this is the one " * 400, {}, "512"), ("a", {"drafter": "dflash:x"}, "no drafter x")],
+    [("this is the one " * 400, {}, "512"), ("a", {"drafter": "dflash:x"}, "drafter x not found")],
 )
 def test_a_request_that_can_never_be_served_is_rejected_at_once(
     model: Model, scheduler: Scheduler, prompt: str, options: dict[str, Any], value: str

@@ -256,7 +256,7 @@ def test_a_default_model_that_is_not_here_and_options_of_one_model_are_refused(
     names = ("nothing", str(tmp_path / "no.gguf"), "owner/repo:Q4_K_M")
     wrong = {("--model", name): not_here.format(name) for name in names}
     for option in (("--engine", "llamacpp"), ("--name", "x"), ("--revision", "a")):
-        wrong[option] = f"{option[0]}: has no effect with --all"
+        wrong[option] = "--name, --alias, --revision and --engine are not for --all"
     for words, said in wrong.items():
         assert main(["serve", "--all", "--port", "0", *words]) == 2
         output = capsys.readouterr().err
