@@ -29,7 +29,7 @@ _SLOT = re.compile(r"\{([^{}]*)\}")
 
 
 def write_openings(files: ModelFiles, dictionaries: Path, seed: int) -> list[Opening]:
-    """Openings of a chat model, shuffled.
+    """Return openings of a chat model, shuffled.
 
     Raises ModelError for a model without a chat template, and InvalidRequest if a dictionary is
     missing.
@@ -68,7 +68,7 @@ def read_sections(path: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
 
 
 def read_dictionaries(folder: Path, encode: Callable[[str], Sequence[int]]) -> dict[str, list[str]]:
-    """Lists of words. Raises InvalidRequest if a file is missing."""
+    """Return lists of words. Raises InvalidRequest if a file is missing."""
 
     def words(name: str, package: str) -> list[str]:
         try:

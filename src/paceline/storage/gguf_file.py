@@ -87,7 +87,7 @@ class GgufFile:
         return self.fields.get("general.architecture")
 
     def family_value(self, key: str, default: Any = None) -> Any:
-        """A value that the file has under the name of its family, such as `block_count`."""
+        """Return a value that the file has under its family's name, such as `block_count`."""
         return self.fields.get(f"{self.family}.{key}", default)
 
 

@@ -13,7 +13,7 @@ Append = Callable[[dict[str, Any]], None]
 
 
 def read_journal(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Places and entries as of `json_lines`, in order; empty when there is no file.
+    """Return places and entries as of `json_lines`, in order; empty without a file.
 
     A last line without a newline is ignored: an interrupted run was writing it. Raises
     InvalidRequest if the file cannot be read, or a line is not a JSON object.
