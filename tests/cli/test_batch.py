@@ -120,7 +120,7 @@ def test_a_stopped_run_keeps_its_responses_and_continues(
     part = target.with_name("out.jsonl.part")
     kept = [json.loads(line) for line in part.read_text().splitlines()]
     assert f"{len(kept)} of 6 responses are in {part}; the same command" in capsys.readouterr().err
-    part.write_text(part.read_text() + '{"id": "half a li')
+    part.write_text(part.read_text() + '{"id": "batch_req_half a li')
     calls[:] = [0] * 4
     found = batch()
     assert calls[4:] and not {*calls[4:]} & {int(one["custom_id"][5:]) for one in kept}
@@ -173,17 +173,51 @@ def test_faulty_lines_are_named_together_before_anything_runs_or_written_as_erro
     assert not target.exists()
 
 
+def test_files_of_others_are_not_replaced_and_errors_are_tried_again(
+    batch: Callable[..., list[dict[str, Any]]], source: Path, target: Path, capsys: Any
+):
+    line = {"prompt": "this is one", "max_tokens": 2}
+    part = target.with_name("out.jsonl.part")
+    target.write_text("notes without a line end")
+    source.write_text(json.dumps(line))
+    common = ("batch", str(source), "-o")
+    assert main([*common, str(target)]) == 2
+    assert main([*common, str(source), "--unordered"]) == 2
+    assert "is not a response to these requests" in capsys.readouterr().err
+    assert (target.read_text(), source.read_text()) == (
+        "notes without a line end",
+        json.dumps(line),
+    )
+    target.unlink()
+    part.write_text("")
+    target.write_text('{"id": "of another program"}\n')
+    assert main([*common, str(target)]) == 2
+    target.unlink()
+    part.unlink()
+    body = {**BODIES["/v1/completions"], "model": "alias"}
+    posted = {"url": "/v1/completions", "body": body}
+    (failed,) = batch(posted, words=("--skip-errors",), code=1)
+    assert failed["response"]["status_code"] == 400
+    (found,) = batch(posted, words=("--alias", "alias"))
+    assert found["response"]["status_code"] == 200
+    batch(posted, words=("--temperature", "0"), code=2)
+    assert "temperature on the command line is for prompts" in capsys.readouterr().err
+
+
 def test_a_csv_file_and_options_of_the_command_line_make_prompts(
     batch: Callable[..., list[dict[str, Any]]], source: Path, model: Model, capsys: Any
 ):
-    source.write_text('word,by\n"one, two",x\nuser,"a ""b"""\n')
-    words = ("--template", "this {word} is {by} {{", "-n", "3", "--temperature", "0")
+    source.write_text('word,made by\n"one, two",x\nuser,"a ""b"""\n')
+    words = ("--template", "this {word} is {made by} {{", "-n", "3", "--temperature", "0")
     found = batch(words=words)
     assert [one["custom_id"] for one in found] == ["line-2", "line-3"]
     prompts = ["this one, two is x {{", 'this user is a "b" {{']
     expected = [model.generate(prompt, max_tokens=3, temperature=0).text for prompt in prompts]
     assert [one["response"]["body"]["text"] for one in found] == expected
     batch(words=("--template", "{nothing}"), code=2)
-    assert "the template has {nothing}; the columns are word, by" in capsys.readouterr().err
+    assert "the template has {nothing}; the columns are word, made by" in capsys.readouterr().err
+    source.write_text("word,made by\nhello, world, again\n")
+    batch(words=words, code=2)
+    assert "line 2: has other columns than the 2 of the header" in capsys.readouterr().err
     batch(posted("/v1/completions", 1), words=("-n", "3"), code=2)
     assert "max_tokens on the command line is for prompts" in capsys.readouterr().err

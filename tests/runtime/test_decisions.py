@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from paceline.runtime.model import Model
 from support.errors import raises
 from support.families import write_gguf_of
 from support.llamacpp import library
+from support.others import slowed
 from support.plain import small
 from support.process import COMMAND
 from support.scheduling import end_scheduler
 from support.thinking import TEMPLATES, write_thinking
+from support.waiting import PATIENCE, until
 
 INPUT = "the rain in the one and the other"
 PREDICATE = {"type": "predicate", "instructions": "it rains"}
@@ -210,6 +213,18 @@ def test_a_model_that_thinks_decides_without(tmp_path: Path, cache: Path):
     path = write_thinking(tmp_path / "r1.gguf", TEMPLATES["deepseek-r1"])
     with paceline.load(path) as model, raises(InvalidRequest, "decisions", "cannot turn reasoning"):
         model.decide(INPUT, [PREDICATE])
+
+
+def test_decisions_that_run_during_a_shutdown_end_and_replace_no_scheduler(model: Any):
+    with ThreadPoolExecutor(1) as pool, slowed(model):
+        scheduler = model.scheduler
+        asked = pool.submit(model.decide, INPUT, MANY)
+        until(lambda: scheduler.unfinished)
+        started = monotonic()
+        scheduler.close(grace=PATIENCE)
+        assert len(asked.result().answers) == len(MANY)
+        assert monotonic() - started < PATIENCE
+        assert model._scheduler is scheduler
 
 
 def test_questions_to_a_recurrent_model_compute_the_input_once(

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 _MAX_NAMED = 20  # maximum faulty lines in an error
 _CHECKED = 64  # lines, before progress is shown
 
-_NAME = re.compile(r"\{(\w+)\}")
-"""A column in a template."""
+_NAME = re.compile(r"\{([^{}\n\":,]+)\}")
+"""A column in a template; not JSON."""
+
+_FIELD = 2**30  # maximum characters of a CSV field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,11 @@ def batch(
     )
     if not lines:
         raise InvalidRequest(f"{file} has no requests; expected a JSON object per line")
-    given = [name for name, value in defaults.given.items() if value not in (None, [], False)]
+    given = [  # 0 equals False, and --no-think is False
+        name
+        for name, value in defaults.given.items()
+        if value is not None and value != [] and (value is not False or name == "think")
+    ]
     if given and (posted := [line.number for line in lines if line.url]):
         raise InvalidRequest(
             f"{given[0]} on the command line is for prompts, and line {posted[0]} is a request "
@@ -201,18 +207,21 @@ def _json_lines(content: str) -> Iterator[tuple[int, Any]]:
 
 def _csv_rows(content: str, template: str) -> Iterator[tuple[int, Any]]:
     """Yield the number of each row's last line, and its prompt or an InvalidRequest."""
+    csv.field_size_limit(_FIELD)
     reader = csv.DictReader(StringIO(content, newline=""), strict=True)
-    columns = reader.fieldnames or ()
-    if missing := {*_NAME.findall(template)} - {*columns}:
-        raise InvalidRequest(
-            f"the template has {{{min(missing)}}}; the columns are {', '.join(columns)}"
-        )
     try:
+        columns = reader.fieldnames or ()
+        if missing := {*_NAME.findall(template)} - {*columns}:
+            raise InvalidRequest(
+                f"the template has {{{min(missing)}}}; the columns are {', '.join(columns)}"
+            )
         for row in reader:
-            values = {name: value or "" for name, value in row.items()}
-            yield reader.line_num, {"prompt": _filled(template, values)}
-    except csv.Error as error:
-        yield reader.line_num, InvalidRequest(f"is not CSV: {error}")
+            value: Any = {"prompt": _filled(template, {name: row[name] or "" for name in columns})}
+            if None in row or None in row.values():
+                value = InvalidRequest(f"has other columns than the {len(columns)} of the header")
+            yield reader.line_num, value
+    except csv.Error as error:  # where the next row begins is unknown
+        raise InvalidRequest(f"line {reader.line_num} is not CSV: {error}") from error
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:

@@ -93,7 +93,7 @@ def _question(text: str, choices: list[str], levels: list[str]) -> dict[str, Any
 def _listed(path: Path) -> list[Any]:
     try:
         listed = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{path} is not JSON: {error}") from error
     if not isinstance(listed, list):
         raise InvalidRequest(f"{path} should have a list of questions")

@@ -6,6 +6,7 @@ until then they are in `FILE.part`, in order of completion.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,11 +14,30 @@ from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import InvalidRequest
-from paceline.storage.files import write_bytes, writing
+from paceline.storage.files import writing
 from paceline.storage.journals import appending, read_journal
 
-_RETRIED = 500
+_RETRIED = 400
 """Responses with this status or a higher one are missing in the next run."""
+
+_START = b'{"id": "batch_req_'
+"""The beginning of a response, as a torn last line has it."""
+
+
+_FOREIGN = (
+    "is not a response to these requests with this model and these options; name another "
+    "--output, or remove that file"
+)
+
+
+def _check_end(path: Path) -> None:
+    """Raise InvalidRequest for another kind of file, or a last line that no run was writing."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device replaced
+        raise InvalidRequest(f"cannot write {path}: it is not a file")
+    content = path.read_bytes() if path.exists() else b""
+    end = content[content.rfind(b"\n") + 1 :].strip(b"\0")
+    if not _START.startswith(end[: len(_START)]):
+        raise InvalidRequest(f"the last line of {path} {_FOREIGN}")
 
 
 class ResponseFile:
@@ -32,14 +52,13 @@ class ResponseFile:
         self._final, self._ids = path, ids
         self._responses: dict[str, dict[str, Any]] = {}
         known = {*ids}
-        for where, response in read_journal(self.path if self.path.exists() else path):
-            if response.get("id") not in known:
-                raise InvalidRequest(
-                    f"{where} is not a response to these requests with this model and these "
-                    "options; name another --output, or remove that file"
-                )
-            if response["response"]["status_code"] < _RETRIED:
-                self._responses[response["id"]] = response
+        for file in dict.fromkeys([path, self.path]):  # the final one must also be ours
+            _check_end(file)
+            for where, response in read_journal(file):
+                if response.get("id") not in known:
+                    raise InvalidRequest(f"{where} {_FOREIGN}")
+                if response["response"]["status_code"] < _RETRIED:
+                    self._responses[response["id"]] = response
         self._stack = ExitStack()
 
     @property
@@ -71,9 +90,13 @@ class ResponseFile:
         """Replace the file with all responses: in request order, or as they completed."""
         ordered = self.path != self._final
         ids = self._ids if ordered else [*self._responses]
-        lines = [json.dumps(self._responses[id], ensure_ascii=False) for id in ids]
+        temporary = self._final.with_name(f".{self._final.name}.{os.getpid()}")
         with writing(self._final):
-            write_bytes(self._final, "".join(f"{line}\n" for line in lines).encode())
+            with temporary.open("wb") as file:
+                for id in ids:
+                    line = json.dumps(self._responses[id], ensure_ascii=False)
+                    file.write(f"{line}\n".encode())
+            temporary.replace(self._final)
             if ordered:
                 self.path.unlink()
 

@@ -338,8 +338,9 @@ class DecisionJob(PrefillJob):
         if self.sequence.length == len(prompt):  # rows of a label: the next block overwrites them
             chain = [self._row, *map(_log_softmax, logits)]
             score = math.fsum(float(row[at]) for row, at in zip(chain, block.tokens, strict=False))
-            ends = [*self._files.stop_token_ids]
-            self._scores.append(score + float(np.logaddexp.reduce(chain[-1][ends])))
+            if ends := [*self._files.stop_token_ids]:
+                score += float(np.logaddexp.reduce(chain[-1][ends]))
+            self._scores.append(score)
         else:
             self.sequence.commit(len(block.tokens))
             if block.rows and all(len(label) == 1 for label in labels):

@@ -356,7 +356,8 @@ class Model:
 
         request = self._request({"drafter": "none", "think": False, "parse_special": parse_special})
         asked = ask(self.files, input, read_questions(questions), request)
-        tokens, room = shared_input(asked), self.scheduler.admission.max_length
+        scheduler = (self._owner or self)._scheduler or self.scheduler  # not one that is draining
+        tokens, room = shared_input(asked), scheduler.admission.max_length
         longest = max(one.length for one in asked)
         if longest > room:
             raise InvalidRequest(
@@ -365,9 +366,13 @@ class Model:
             )
         request = replace(request, max_tokens=longest - len(tokens))
 
+        def make_room() -> None:  # `self.scheduler` would replace one that is draining
+            scheduler = (self._owner or self)._scheduler
+            if scheduler is not None:
+                scheduler.prefix_cache.clear()
+
         def exact() -> bool:
             names = {PREFIX_CACHE, CHUNKED_PREFILL, BATCH}
-            make_room = self.scheduler.prefix_cache.clear
             compared = self._exactness.compared(names, make_room=make_room) or {}
             holds = compared.keys() == names and all(one.holds for one in compared.values())
             return holds and self.engine.min_rows > 1 and longest <= self.engine.compared_keys

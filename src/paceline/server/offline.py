@@ -74,6 +74,9 @@ class Line:
     def options(self) -> Options:
         names = ("prompt", "messages")
         options: Any = {name: value for name, value in self.body.items() if name not in names}
+        if isinstance(bias := options.get("logit_bias"), dict):  # JSON's keys are strings
+            ids = {int(key) if key.isdecimal() else key: bias[key] for key in bias}
+            options["logit_bias"] = ids
         return cast("Options", options)
 
     @property
@@ -97,6 +100,9 @@ def line_of(number: int, value: Any) -> Line:
         body = {name: one for name, one in value.items() if name != "custom_id"}
         if ("prompt" in body) == ("messages" in body):
             raise InvalidRequest("expected a prompt, messages, or url and body")
+        messages = body.get("messages", [])
+        if not (isinstance(messages, list) and all(isinstance(one, dict) for one in messages)):
+            raise InvalidRequest("messages: expected a list of objects")
         return Line(number, custom_id, None, body)
     if unknown := sorted(value.keys() - {*_FIELDS}):
         raise InvalidRequest(f"unknown field {unknown[0]!r}; expected {', '.join(_FIELDS)}")
@@ -138,8 +144,10 @@ class Offline:
     @property
     def identity(self) -> Mapping[str, str]:
         """The model and the engine that responses depend on."""
-        files = self._model.files
-        return {"model": files.fingerprint, "engine": files.engine}
+        files, engine = self._model.files, self._model.engine
+        kv = "q8_0" if "q8_0" in engine.describe().get("rows", "") else "f16"
+        rows = str(engine.min_rows)
+        return {"model": files.fingerprint, "engine": files.engine, "kv": kv, "min_rows": rows}
 
     @property
     def machine(self) -> str:

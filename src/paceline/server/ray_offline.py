@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
-from paceline.errors import MissingExtra, ModelError, pip_install
+from paceline.errors import InvalidRequest, MissingExtra, ModelError, pip_install
 from paceline.options import Options
 from paceline.server.offline import Line, Offline, refusal_of, response_id
 from paceline.server.settings import Settings
@@ -63,14 +63,19 @@ class RayOffline:
         self._ray = ray
         try:
             ray.init(
-                address=None if address == "local" else address,
+                address=address,
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-        except (ConnectionError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError) as error:
             raise ModelError(f"cannot reach a Ray cluster at {address}: {error}") from error
         nodes = [node for node in ray.nodes() if node["Alive"]]
         have = [int(node["Resources"].get("CPU", 0)) for node in nodes]
+        if cpus and cpus > max(have, default=0):
+            ray.shutdown()
+            raise InvalidRequest(
+                f"--cpus {cpus}: the largest machine of the cluster has {max(have, default=0)}"
+            )
         each = cpus or max(min(filter(None, have), default=1), 1)
         kind: Any = ray.remote(Worker).options(num_cpus=each, scheduling_strategy="SPREAD")
         self._start: Callable[[], Any] = lambda: kind.remote(load, settings, options)
@@ -113,14 +118,14 @@ class RayOffline:
 
         for worker in self._workers:
             ask(worker, [])  # answered once its model is loaded
-        failures = 0
+        failures, errors = 0, self._ray.exceptions
         while groups or any(group for _, group in running.values()):
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
                 worker, group = running.pop(future)
                 try:
                     found = future.result()
-                except self._ray.exceptions.RayActorError as error:
+                except (errors.RayActorError, errors.ObjectLostError) as error:
                     failures += 1
                     if failures > _MAX_FAILURES:
                         raise ModelError(f"actors keep dying: {_reason(error)}") from error
@@ -132,6 +137,8 @@ class RayOffline:
                     failures = 0
                     for answer in found:
                         yield answer
+                elif found != self._identity:
+                    raise ModelError("a machine of the cluster has another model than the first")
                 if groups:
                     ask(worker, groups.popleft())
 
