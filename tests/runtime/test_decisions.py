@@ -216,7 +216,7 @@ def test_a_model_that_thinks_decides_without(tmp_path: Path, cache: Path):
 
 
 def test_decisions_that_run_during_a_shutdown_end_and_replace_no_scheduler(model: Any):
-    with ThreadPoolExecutor(1) as pool, slowed(model):
+    with ThreadPoolExecutor(1) as pool, slowed(model, 0.02):
         scheduler = model.scheduler
         asked = pool.submit(model.decide, INPUT, MANY)
         until(lambda: scheduler.unfinished)
