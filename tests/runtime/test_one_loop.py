@@ -233,7 +233,7 @@ def test_an_unread_coroutine_stream_is_paused(model: Model):
             await asyncio.sleep(0.2)
             if load.calls == calls:
                 break
-        assert calls < 50
+        assert calls < 200, "of 400 tokens"
         async for step in stream:
             read += step.tokens
         return [*read]
