@@ -30,7 +30,7 @@ from torch import Tensor
 
 from paceline.models import QUIET, ChatTemplate, Tokenizer
 from paceline_coreml.conversion.source import open_source
-from paceline_coreml.engine.drafter import DraftModel
+from paceline_coreml.engine.drafter import OpenDrafter
 
 CAPS = {"residual": 128.0, "scores": 64.0}
 LONGEST = 400
@@ -211,7 +211,7 @@ def calls_of(network: Network, answer: Answer) -> tuple[int, int]:
     return len(answer.tokens) - 1 - first, calls
 
 
-def equal_drafts(model: DraftModel, network: Network, answer: Answer) -> tuple[int, int]:
+def equal_drafts(model: OpenDrafter, network: Network, answer: Answer) -> tuple[int, int]:
     """Drafts of an artifact that are the network's, and all of them."""
     context, first = network.context(network.rounded(answer.states)), answer.prompt
     expected = network.drafts(context, answer.tokens[first:-1], first).numpy()
@@ -268,7 +268,7 @@ def main() -> None:
         print(f"{name:38} {tokens / calls:.3f} tokens a call ({seconds:.0f} s)", flush=True)
     if options.artifact:
         network = Network(options.drafter, ends, "float16", ("norm",))
-        model = DraftModel(options.artifact)
+        model = OpenDrafter(options.artifact)
         pairs = [equal_drafts(model, network, answer) for answer in recorded]
         equal, drafts = (sum(numbers) for numbers in zip(*pairs, strict=True))
         print(f"{options.artifact}: {equal} of {drafts} drafts are those of float16 + norm")

@@ -281,7 +281,7 @@ def test_a_wrong_order_of_heads_and_tokens_is_found_although_one_row_is_right(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": 4}, "texts of 4 tokens .* more than 4"),
+        ({"tokens": 4}, "texts of 4 tokens.*more than 4"),
         ({"tokens": 62}, "65 slots; the artifact has 64"),
         ({"threshold": 1.5}, "threshold is 1.5; expected a cosine"),
     ],

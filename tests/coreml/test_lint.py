@@ -377,7 +377,7 @@ def test_all_packages_of_an_artifact_share_a_process(
     monkeypatch.setattr(run_rules, "size_of", lambda _: 800 << 20)
     (found,) = [one for one in lint(tiny_core_ml) if one.rule == "process"]
     assert (found.shard, found.verdict) == (tiny_core_ml.name, "warn")
-    assert found.what == "3200 MB; expected 3072 or less"
+    assert found.what == "3200 MB; expected at most 3072"
 
 
 def test_an_incomplete_artifact_is_rejected(tiny_core_ml: Path, tmp_path: Path):

@@ -48,7 +48,7 @@ def open_drafter(
     if options.flexible or options.functions or options.taps or options.routing:
         raise InvalidRequest(
             "flexible, functions, taps and routing cannot be used with a drafter, which has one "
-            "function; remove them, and set rows instead"
+            "function; remove them, and set --rows instead"
         )
     # Heads for MLX read the same files.
     config = load(DRAFTERS, "mlx.dflash").read(folder)
