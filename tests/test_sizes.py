@@ -30,15 +30,15 @@ CEILINGS = {
 """Folder -> most lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_817,
-    "src/paceline": 35_688,
+    "src": 55_801,
+    "src/paceline": 35_672,
     "src/paceline/decoding": 2_168,
     "src/paceline/drafters": 2_650,
     "src/paceline/engines": 5_000,
     "src/paceline/models": 4_541,
     "src/paceline/runtime": 4_823,
-    "src/paceline/server": 6_787,
-    "src/paceline/cli": 4_080,
+    "src/paceline/server": 6_772,
+    "src/paceline/cli": 4_079,
     "src/paceline_mlx": 4_013,
     "src/paceline_coreml": 10_393,
     "tests": 48_840,

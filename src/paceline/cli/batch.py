@@ -136,10 +136,9 @@ def batch(
     else:
         offline = RayOffline(ray, cpus, load, settings, options)
     with offline:
-        responses = ResponseFile(
-            output_file, [offline.id_of(line) for line in lines], ordered=not unordered
-        )
-        left = [line for line in lines if offline.id_of(line) not in responses]
+        ids = [offline.id_of(line) for line in lines]
+        responses = ResponseFile(output_file, ids, ordered=not unordered)
+        left = [line for id, line in zip(ids, lines, strict=True) if id not in responses]
         sound = [line for line in left if line.number not in faults]
         with progress.task("checking requests", len(sound), unit="requests") as update:
             for at in range(0, len(sound), _CHECKED):

@@ -17,8 +17,8 @@ from paceline.errors import InvalidRequest
 from paceline.storage.files import writing
 from paceline.storage.journals import appending, read_journal
 
-_RETRIED = 400
-"""Responses with this status or a higher one are missing in the next run."""
+_FAILED = 400
+"""Responses with this status or a higher one are errors, and missing in the next run."""
 
 _START = b'{"id": "batch_req_'
 """The beginning of a response, as a torn last line has it."""
@@ -57,7 +57,7 @@ class ResponseFile:
             for where, response in read_journal(file):
                 if response.get("id") not in known:
                     raise InvalidRequest(f"{where} {_FOREIGN}")
-                if response["response"]["status_code"] < _RETRIED:
+                if response["response"]["status_code"] < _FAILED:
                     self._responses[response["id"]] = response
         self._stack = ExitStack()
 
@@ -106,7 +106,7 @@ class ResponseFile:
         counts = [_prompt_tokens(reply["body"]) for reply in replies]
         return {
             "requests": len(replies),
-            "failed": sum(reply["status_code"] >= 400 for reply in replies),
+            "failed": sum(reply["status_code"] >= _FAILED for reply in replies),
             "prompt_tokens": sum(tokens for tokens, _ in counts),
             "cached_tokens": sum(cached for _, cached in counts),
         }

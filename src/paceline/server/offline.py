@@ -118,12 +118,38 @@ def line_of(number: int, value: Any) -> Line:
     return Line(number, custom_id, url, sent)
 
 
-class Offline:
+class Responder:
+    """The responses of one model, with its ids, in OpenAI's format."""
+
+    def __init__(self, identity: Mapping[str, str], defaults: Options) -> None:
+        """`identity` names everything but the line that a response depends on."""
+        self.identity, self._defaults = {**identity}, defaults
+
+    def id_of(self, line: Line) -> str:
+        """Return the id of a line's response."""
+        used = {} if line.url else self._defaults
+        return f"batch_req_{digest_of([line.custom_id, line.url, line.body, used, self.identity])}"
+
+    def response(self, line: Line, status: int, body: Any) -> dict[str, Any]:
+        """Return a line of a file of responses."""
+        id = self.id_of(line)
+        reply = {"status_code": status, "request_id": id, "body": body}
+        return {"id": id, "custom_id": line.custom_id, "response": reply, "error": None}
+
+    def refusal(self, line: Line, fault: str) -> dict[str, Any]:
+        """Return the response to a faulty line."""
+        return self.response(line, 400, ApiError(fault).body)
+
+
+class Offline(Responder):
     """A model that answers lines with the server's endpoints. Use it in one event loop."""
 
     def __init__(self, model: Model, settings: Settings, defaults: Options) -> None:
         """Start the model's scheduler; `defaults` are options for lines that lack them."""
-        self._model, self._defaults = model, defaults
+        kv = "q8_0" if "q8_0" in model.engine.describe().get("rows", "") else "f16"
+        identity = {"model": model.files.fingerprint, "engine": model.files.engine, "kv": kv}
+        super().__init__({**identity, "min_rows": str(model.engine.min_rows)}, defaults)
+        self._model = model
         shares = model.engine.shares_calls
         self._at_once = _RUNNING if shares else _RUNNING_UNSHARED
         scheduler = model.open_scheduler(max_running=None if shares else 1)
@@ -142,22 +168,10 @@ class Offline:
         self._service.close(0)
 
     @property
-    def identity(self) -> Mapping[str, str]:
-        """The model and the engine that responses depend on."""
-        files, engine = self._model.files, self._model.engine
-        kv = "q8_0" if "q8_0" in engine.describe().get("rows", "") else "f16"
-        rows = str(engine.min_rows)
-        return {"model": files.fingerprint, "engine": files.engine, "kv": kv, "min_rows": rows}
-
-    @property
     def machine(self) -> str:
         """The kind of machine: its CPU, and the library that computes."""
         about = self._model.engine.describe()
         return ", ".join(about[name] for name in ("processor", "library") if name in about)
-
-    def id_of(self, line: Line) -> str:
-        """Return the id of a line's response."""
-        return response_id(line, self._defaults, self.identity)
 
     def faults(self, lines: Sequence[Line]) -> list[str | None]:
         """Return why each line would be rejected, or None; grammars are not compiled."""
@@ -178,9 +192,6 @@ class Offline:
         except (ApiError, PacelineError) as error:
             return str(error)
         return None
-
-    def refusal(self, line: Line, fault: str) -> dict[str, Any]:
-        return refusal_of(line, self.id_of(line), fault)
 
     async def responses(self, lines: Sequence[Line]) -> AsyncIterator[dict[str, Any]]:
         """Yield each line's response when it is complete, in OpenAI's format.
@@ -206,36 +217,16 @@ class Offline:
     async def _answer(self, line: Line) -> dict[str, Any]:
         if line.url is not None:
             reply = await self._client.post(line.url, content=_body(line), headers=_JSON)
-            return self._response(line, reply.status_code, reply.json())
+            return self.response(line, reply.status_code, reply.json())
         try:
             stream = self._model.astream(line.prompt, **self._options(line))
-            return self._response(line, 200, (await stream.finish()).as_dict())
+            return self.response(line, 200, (await stream.finish()).as_dict())
         except Exception as error:
             failed = api_error(error)
-            return self._response(line, failed.status, failed.body)
-
-    def _response(self, line: Line, status: int, body: Any) -> dict[str, Any]:
-        return _response(line, self.id_of(line), status, body)
+            return self.response(line, failed.status, failed.body)
 
     def _options(self, line: Line) -> Options:
         return {**self._defaults, **line.options}
-
-
-def response_id(line: Line, defaults: Options, identity: Mapping[str, str]) -> str:
-    """Return the id of a line's response from a model."""
-    used = {} if line.url else defaults
-    return f"batch_req_{digest_of([line.custom_id, line.url, line.body, used, {**identity}])}"
-
-
-def refusal_of(line: Line, id: str, fault: str) -> dict[str, Any]:
-    """Return the response to a faulty line."""
-    return _response(line, id, 400, ApiError(fault).body)
-
-
-def _response(line: Line, id: str, status: int, body: Any) -> dict[str, Any]:
-    """Return a line of a file of responses, in OpenAI's format."""
-    reply = {"status_code": status, "request_id": id, "body": body}
-    return {"id": id, "custom_id": line.custom_id, "response": reply, "error": None}
 
 
 def _body(line: Line) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from paceline.errors import InvalidRequest, MissingExtra, ModelError, pip_install
 from paceline.options import Options
-from paceline.server.offline import Line, Offline, refusal_of, response_id
+from paceline.server.offline import Line, Offline, Responder
 from paceline.server.settings import Settings
 
 _LINES = 16
@@ -40,7 +40,7 @@ class Worker:
         return [answer | {"machine": machine} async for answer in self._offline.responses(lines)]
 
 
-class RayOffline:
+class RayOffline(Responder):
     """Works like `Offline`, with one actor per machine."""
 
     def __init__(
@@ -79,13 +79,13 @@ class RayOffline:
         each = cpus or max(min(filter(None, have), default=1), 1)
         kind: Any = ray.remote(Worker).options(num_cpus=each, scheduling_strategy="SPREAD")
         self._start: Callable[[], Any] = lambda: kind.remote(load, settings, options)
-        self._defaults = options
         self._workers = [self._start() for _ in range(max(sum(n // each for n in have), 1))]
         try:
-            self._identity = ray.get(self._workers[0].identity.remote())
+            identity = ray.get(self._workers[0].identity.remote())
         except ray.exceptions.RayError as error:
             self.__exit__()
             raise ModelError(f"no actor can load the model: {_reason(error)}") from error
+        super().__init__(identity, options)
 
     def __enter__(self) -> Self:
         return self
@@ -93,16 +93,10 @@ class RayOffline:
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
 
-    def id_of(self, line: Line) -> str:
-        return response_id(line, self._defaults, self._identity)
-
     def faults(self, lines: Sequence[Line]) -> list[str | None]:
         """Return why each line would be rejected, or None."""
         found: list[str | None] = self._ray.get(self._workers[0].faults.remote(lines))
         return found
-
-    def refusal(self, line: Line, fault: str) -> dict[str, Any]:
-        return refusal_of(line, self.id_of(line), fault)
 
     async def responses(self, lines: Sequence[Line]) -> AsyncIterator[dict[str, Any]]:
         """Yield the response of each line. Raises ModelError if actors keep dying."""
@@ -137,7 +131,7 @@ class RayOffline:
                     failures = 0
                     for answer in found:
                         yield answer
-                elif found != self._identity:
+                elif found != self.identity:
                     raise ModelError("a machine of the cluster has another model than the first")
                 if groups:
                     ask(worker, groups.popleft())
