@@ -72,7 +72,7 @@ def compare(name: str, prompts: list[str], sample: list[str], *, fresh: bool) ->
     for way in ("loop", *["loop without cache"] * fresh):
         began = perf_counter()
         for prompt in sample:
-            one = model.fresh() if way != "loop" else model
+            one = model.without_history() if way != "loop" else model
             differing += one.generate(prompt, **_OPTIONS).token_ids != expected[prompt]["token_ids"]
         seconds[way] = (perf_counter() - began) / len(sample)
     model.close()

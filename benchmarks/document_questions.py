@@ -32,7 +32,7 @@ def main() -> int:
         began = perf_counter()
         answer = model.generate(prompt, max_tokens=16, generation_config="none")
         seconds = perf_counter() - began
-        alone = model.fresh().generate(prompt, max_tokens=16, generation_config="none")
+        alone = model.without_history().generate(prompt, max_tokens=16, generation_config="none")
         differing += alone.token_ids != answer.token_ids
         rows.append(
             {

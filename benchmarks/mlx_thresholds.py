@@ -20,7 +20,7 @@ import numpy as np
 import paceline
 from paceline.decoding.types import Block, Logits
 from paceline.engines.base import Engine, KVSequence
-from paceline.engines.exact import Compared, compare
+from paceline.engines.exact import RowComparison, compare
 
 THRESHOLDS = (1024, 4096, 8192, 16384)
 """Numbers of keys; see `paceline_mlx/thresholds.py`."""
@@ -48,11 +48,11 @@ def main() -> int:
     return int(failed)
 
 
-def near(engine: Engine, start: int) -> Compared:
+def near(engine: Engine, start: int) -> RowComparison:
     """Compare rows after a prompt of `start` tokens."""
     rng = np.random.default_rng(start)
     text = rng.integers(0, engine.vocab_size, start + ROWS + max(map(max, LENGTHS))).tolist()
-    total = Compared()
+    total = RowComparison()
     with ExitStack() as stack:
         prompt = stack.enter_context(closing(engine.open()))
         engine.step([(prompt, Block(text[:start], 0, prefill=True))])

@@ -8,12 +8,12 @@ with paceline.load() as model:
     for question in ("What is a glacier?", "And how fast does it move?"):
         print(f"> {question}")
         try:
-            stream = chat.say(question, max_tokens=40)
+            stream = chat.send(question, max_tokens=40)
         except ContextFull as full:  # nothing has changed
             if full.turns is None:
                 raise  # the question alone is too long
             chat.drop_oldest(full.turns)
-            stream = chat.say(question, max_tokens=40)
+            stream = chat.send(question, max_tokens=40)
         for step in stream:
             print(step.text, end="", flush=True)
         print()

@@ -13,7 +13,7 @@ from typer.main import get_command
 from paceline.cli.answers import AnswerArguments
 from paceline.cli.options import command, group
 from paceline.errors import InvalidRequest
-from paceline.options import BIAS, OPTIONS, RANGES, About, Option, Range, Whole, described
+from paceline.options import BIAS, OPTIONS, RANGES, About, IntRange, Option, Range, described
 from paceline.runtime.model import Model
 from paceline.runtime.request import Request, check
 from paceline.server.body import ChatBody, CompletionBody, GenerationBody, Speculation
@@ -74,7 +74,7 @@ def ask_command_line(name: str, value: Any) -> str:
 def server(tiny_model: Model, tiny_cache: Path) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
-        with running(tiny_model.fresh()) as server:
+        with running(tiny_model.without_history()) as server:
             yield server
 
 
@@ -184,7 +184,7 @@ def test_a_field_of_a_request_over_http_has_the_type_of_its_option():
 
 
 def test_an_option_is_added_as_contributing_says(monkeypatch: pytest.MonkeyPatch):
-    declared = Option(int, Whole(1, 7), About("Answer", "how lucky it is"))
+    declared = Option(int, IntRange(1, 7), About("Answer", "how lucky it is"))
     monkeypatch.setitem(OPTIONS, "luck", declared)  # type: ignore[misc]
 
     @dataclass(frozen=True)

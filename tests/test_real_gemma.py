@@ -177,7 +177,7 @@ def read(model: Model, sequence: KVSequence, tokens: Sequence[int]) -> list[int]
     best: list[int] = []
     engine = model.engine
     # In one call the engine llamacpp has logits of so many rows.
-    most = engine.rules.decode.most if isinstance(engine, LlamaCppEngine) else 64
+    most = engine.rules.decode.max_rows if isinstance(engine, LlamaCppEngine) else 64
     for begin in range(0, len(tokens), most):
         chunk = tokens[begin : begin + most]
         block = Block(chunk, len(chunk), best=True, prefill=True)

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
-from paceline.models import Listed
+from paceline.models import ModelEntry
 from paceline.server.router.pool import Limits
 from paceline.server.router.run import RouterServer
-from paceline.server.run import say_line
+from paceline.server.run import print_line
 from paceline.server.settings import Settings
 from support.tiny import write_tiny
 
@@ -22,14 +22,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         os.environ["PACELINE_CACHE"] = made
         paths = [write_tiny(Path(made) / f"tiny-{seed}.gguf", seed=seed) for seed in (0, 1)]
-        listed = [Listed(str(path), True, "", None, path.stat().st_size) for path in paths]
+        listed = [ModelEntry(str(path), True, "", None, path.stat().st_size) for path in paths]
         RouterServer(
             listed[0].name,
             ("--cache-tokens", "2048"),
             settings=Settings(),
             limits=Limits(),
             listed=lambda: listed,
-            say=say_line,
+            on_line=print_line,
         ).run(signals=True)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from paceline.cli.servers import registration
-from paceline.server.run import say_line, serve
+from paceline.server.run import print_line, serve
 from paceline.server.settings import Settings
 from support.scripted import Rule, ScriptedEngine, always, called, scripted_model, when
 
@@ -97,9 +97,9 @@ def main() -> None:
 
             def say(line: str) -> None:
                 register(line)
-                say_line(line)
+                print_line(line)
 
-            serve(model, Settings(aliases=(KNOWN,)), say=say)
+            serve(model, Settings(aliases=(KNOWN,)), on_line=say)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from paceline.runtime.result import Result, Stats
     from paceline.runtime.stream import AsyncStream, Stream
 
-_ROOMS = {
+_MODULES = {
     "Model": "paceline.runtime.model",
     "load": "paceline.runtime.load",
     **dict.fromkeys(("Result", "Stats"), "paceline.runtime.result"),
@@ -52,11 +52,11 @@ _ROOMS = {
 
 def __getattr__(name: str) -> "Any":
     """Import a public name when it is first used, so that `paceline --help` does not wait."""
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_ROOMS[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real as RealNumber
+from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict
 
 from paceline.errors import did_you_mean
@@ -46,7 +46,7 @@ class Range:
     """Whether `min_value` itself is excluded."""
 
     def allows(self, value: object) -> bool:
-        kind = int if self.type is int else RealNumber
+        kind = int if self.type is int else Real
         if not isinstance(value, kind) or isinstance(value, bool):
             return False
         number: Any = value  # not made a float, which a whole number of 400 digits cannot be
@@ -75,7 +75,7 @@ class Range:
         return f"{number} {between} {most}"
 
 
-Whole, Real = partial(Range, int), partial(Range, float)
+IntRange, FloatRange = partial(Range, int), partial(Range, float)
 
 
 def shown(value: object) -> str:
@@ -137,7 +137,7 @@ _VARIABLES = Kind(
     "variable name -> value",
     lambda value: isinstance(value, Mapping) and all(isinstance(name, str) for name in value),
 )
-BIAS_TOKEN, BIAS = Whole(0), Real(-1e6, 1e6)
+BIAS_TOKEN, BIAS = IntRange(0), FloatRange(-1e6, 1e6)
 """The ranges of a token and its bias in `logit_bias`."""
 
 _BIASES = Kind(f"token id -> {BIAS}", lambda value: isinstance(value, Mapping))
@@ -167,32 +167,36 @@ class Options(TypedDict, total=False):
     """
 
     max_tokens: Annotated[
-        int | None, Whole(1), _answer("maximum tokens of an answer", "-n --max-tokens")
+        int | None, IntRange(1), _answer("maximum tokens of an answer", "-n --max-tokens")
     ]
     """None: until the context or the cache is full."""
     temperature: Annotated[
         float,
-        Real(0, 100),
+        FloatRange(0, 100),
         _sampling("0 takes the likeliest token each time; 0.7 varies", "-t --temperature"),
     ]
-    top_k: Annotated[int, Whole(0), _sampling("keep the k most likely tokens")]
+    top_k: Annotated[int, IntRange(0), _sampling("keep the k most likely tokens")]
     top_p: Annotated[
         float,
-        Real(0, 1, open=True),
+        FloatRange(0, 1, open=True),
         _sampling("keep the fewest tokens with this much probability"),
     ]
-    min_p: Annotated[float, Real(0, 1), _sampling("keep tokens this likely relative to the best")]
+    min_p: Annotated[
+        float, FloatRange(0, 1), _sampling("keep tokens this likely relative to the best")
+    ]
     repetition_penalty: Annotated[
-        float, Real(0, 100, open=True), _sampling("divide the logits of tokens in the context")
+        float,
+        FloatRange(0, 100, open=True),
+        _sampling("divide the logits of tokens in the context"),
     ]
     presence_penalty: Annotated[
-        float, Real(-100, 100), _sampling("subtract from the logits of tokens in the answer")
+        float, FloatRange(-100, 100), _sampling("subtract from the logits of tokens in the answer")
     ]
     frequency_penalty: Annotated[
-        float, Real(-100, 100), _sampling("subtract for each occurrence in the answer")
+        float, FloatRange(-100, 100), _sampling("subtract for each occurrence in the answer")
     ]
     seed: Annotated[
-        int | None, Whole(0, 2**64 - 1), _sampling("the same seed gives the same tokens")
+        int | None, IntRange(0, 2**64 - 1), _sampling("the same seed gives the same tokens")
     ]
     """None draws one, which the result has."""
     logit_bias: Annotated[
@@ -233,7 +237,9 @@ class Options(TypedDict, total=False):
     ]
     ignore_eos: Annotated[bool, _FLAG, _answer("continue after the end-of-sequence token")]
     min_tokens: Annotated[
-        int, Whole(0), _python("minimum tokens before an end token or a repetition ends the answer")
+        int,
+        IntRange(0),
+        _python("minimum tokens before an end token or a repetition ends the answer"),
     ]
     parse_special: Annotated[
         bool, _FLAG, _answer("read names of special tokens in messages as the tokens")
@@ -268,7 +274,7 @@ class Options(TypedDict, total=False):
         _drafting("how many tokens are drafted: auto, by measured costs; fixed, adaptive or kelly"),
     ]
     max_block: Annotated[
-        int | None, Whole(2, 32), _drafting("most tokens that one call verifies, 2 to 32")
+        int | None, IntRange(2, 32), _drafting("most tokens that one call verifies, 2 to 32")
     ]
     probe: Annotated[
         str | None, _TEXT, _drafting("count what another drafter would have done", "", "DRAFTER")
@@ -286,7 +292,7 @@ class Options(TypedDict, total=False):
     raw: Annotated[bool, _FLAG, _python("no chat template")]
     logprobs: Annotated[
         int | None,
-        Whole(0, 20),
+        IntRange(0, 20),
         _python("return logprobs of the tokens, and of this many alternatives"),
     ]
     prompt_logprobs: Annotated[

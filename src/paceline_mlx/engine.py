@@ -122,7 +122,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
     def _measured(self, settings: EngineSettings) -> RowRules:
         """Measure which numbers of rows are bit-identical, and up to how many keys."""
-        settings.progress.say("checking that results are bit-identical, for at most 10 s")
+        settings.progress.note("checking that results are bit-identical, for at most 10 s")
         # CPU time, where MLX runs on the CPU: other processes must not change the result.
         budget = Budget(process_time if mx.default_device() == mx.cpu else perf_counter)
         rules = choose_rows(self.model, self.context_length, budget)
@@ -133,7 +133,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
             together = choose_together(self.model, rules.decode, self.context_length, budget)
             rules = rules._replace(together=together)
         if budget.keys < self.context_length:
-            settings.progress.say(
+            settings.progress.note(
                 f"checked contexts of up to {budget.keys} tokens in that time; `exact` is false "
                 "for longer ones"
             )
@@ -161,7 +161,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         """Return the number of rows at the start of a block that run without logits, as prefill."""
         count = len(block.tokens)
         # A short block is one forward pass, even if only its last row gets logits.
-        short = block.rows > 0 and count <= self.rules.decode.most
+        short = block.rows > 0 and count <= self.rules.decode.max_rows
         # Recomputed decode rows keep their kernel, though they get no logits.
         return count - block.rows if block.prefill and not short else 0
 
@@ -192,7 +192,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
     def _decode(self, decodes: Sequence[Decode]) -> None:
         """Run tokens in forward passes whose rows are bit-identical in any pass; see `RowRules`."""
-        min_rows = self.rules.decode.least
+        min_rows = self.rules.decode.min_rows
         while waiting := [decode for decode in decodes if decode.parts]:
             for group in grouped(waiting, self.rules.together):
                 parts = [decode.next() for decode in group]
@@ -207,7 +207,7 @@ class MlxEngine(PooledEngine[MlxSequence]):
         for part_rows in self.rules.prefill.split(len(tokens), sequence.states.held, cuts):
             part = tokens[part_rows]
             taps.append(self.model.call(sequence.states, part).taps)
-            if len(part) == self.rules.prefill.most:
+            if len(part) == self.rules.prefill.max_rows:
                 # Bound the memory of a long prompt's graph: free its activations.
                 mx.eval(taps[-1], sequence.states.arrays())
                 mx.clear_cache()

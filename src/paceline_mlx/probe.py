@@ -39,13 +39,13 @@ from paceline_mlx.rows import (
     RowBits,
     attention_calls,
     candidates,
+    max_shared_sequences,
     measure_rules,
     model_contexts,
-    most_together,
     shares,
 )
 from paceline_mlx.states import States
-from paceline_mlx.thresholds import CAPACITIES, FEW_ROWS, MOST_ROWS, THRESHOLDS, dropped
+from paceline_mlx.thresholds import CAPACITIES, FEW_ROWS, MAX_ROWS, THRESHOLDS, dropped
 
 _PREFIX = 48
 """Computed tokens at the start of a long context; the rest has random keys."""
@@ -138,7 +138,7 @@ class _Calls:
     ) -> None:
         self.contexts, self.room = contexts, context_length
         self._model, self._budget = model, budget
-        count = _PREFIX + 2 * MOST_ROWS
+        count = _PREFIX + 2 * MAX_ROWS
         self._tokens = np.random.default_rng(0).integers(0, _TOKENS, count).tolist()
 
     def prefill(self, length: int) -> None:
@@ -173,8 +173,7 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int, bud
     if not model.mixers or budget.left() < 0:
         return 1
     alone = [
-        _alone(model, rows, number, context_length)
-        for number in range(len(shares(rows, MOST_ROWS)))
+        _alone(model, rows, number, context_length) for number in range(len(shares(rows, MAX_ROWS)))
     ]
 
     def agrees(counts: list[int]) -> bool:
@@ -183,7 +182,7 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int, bud
         pairs = list(zip(alone, counts, strict=False))
         parts = [(one.states.fork(one.states.held), one.tokens[:count]) for one, count in pairs]
         try:
-            calls = model.call_together(parts, min_rows=rows.least)
+            calls = model.call_together(parts, min_rows=rows.min_rows)
         except Exception:  # of any type: the model's code does not expect such caches
             return False
         for (states, _), called in zip(parts, calls, strict=True):
@@ -192,7 +191,7 @@ def choose_together(model: LoadedModel, rows: RowRange, context_length: int, bud
             one.bits[:count] for one, count in pairs
         ]
 
-    return most_together(rows, agrees)
+    return max_shared_sequences(rows, agrees)
 
 
 class _Alone(NamedTuple):
@@ -205,14 +204,14 @@ class _Alone(NamedTuple):
 
 def _alone(model: LoadedModel, rows: RowRange, number: int, context_length: int) -> _Alone:
     """Create sequence `number`; sequences differ in length and tokens."""
-    max_rows = min(rows.most, SHARE)
+    max_rows = min(rows.max_rows, SHARE)
     length = max(min(3 + 5 * number % 13, context_length - max_rows), 1)
     rng = np.random.default_rng(number)
     tokens, prompt = (rng.integers(0, _TOKENS, count).tolist() for count in (max_rows, length))
     states = model.empty()
     _evaluate(states, model.call(states, prompt).logits)
     other = states.fork(states.held)
-    called = model.call(other, tokens, min_rows=rows.least, drafted=True)
+    called = model.call(other, tokens, min_rows=rows.min_rows, drafted=True)
     _evaluate(other, called.logits)
     return _Alone(states, tokens, _bits(called.logits))
 

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from paceline.decoding.types import Logits
 from paceline.engines.rows import RowRange, RowRules
-from paceline_mlx.thresholds import BACK, FEW_ROWS, MOST_ROWS, THRESHOLDS, drop_step
+from paceline_mlx.thresholds import BACK, FEW_ROWS, MAX_ROWS, THRESHOLDS, drop_step
 
-TRIED = (1, 2, 3, 4, 5, 6, 7, 8, MOST_ROWS)
+TRIED = (1, 2, 3, 4, 5, 6, 7, 8, MAX_ROWS)
 
 _OFFSETS = (0, 1, 3)
 """Offsets of attention calls after a context, so that several calls include the same position."""
@@ -44,7 +44,7 @@ _MAX_POSITIONS = 40
 CANDIDATES = [
     RowRules(rows, rows, cuts=THRESHOLDS)
     for rows in (
-        *(RowRange(1, max_rows) for max_rows in (MOST_ROWS, 8, 7, 6, 5, 4)),
+        *(RowRange(1, max_rows) for max_rows in (MAX_ROWS, 8, 7, 6, 5, 4)),
         *(RowRange(2, max_rows) for max_rows in (8, 7, 6, 5, 4, 3)),
         *(RowRange(min_rows, 8) for min_rows in (3, 6, 8)),
         RowRange(2, 2),
@@ -53,7 +53,7 @@ CANDIDATES = [
 """By ascending cost: with passes of eight rows, plain decoding wastes seven; with passes of two, a
 block saves little."""
 
-TOTALS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, MOST_ROWS)
+TOTALS = (2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, MAX_ROWS)
 """Total rows of the compared passes with several sequences. Attention runs per sequence, so only
 matrix products may change kernels: at 6 to 33 rows, by chip and matrix."""
 
@@ -68,7 +68,7 @@ RowBits = Mapping[Call, Sequence[bytes]]
 PREFILL = RowRange(1, 512)
 """Rows of a prefill pass without logits; their bits are not compared."""
 
-ANY = RowRules(RowRange(1, MOST_ROWS), PREFILL, cuts=THRESHOLDS)
+ANY = RowRules(RowRange(1, MAX_ROWS), PREFILL, cuts=THRESHOLDS)
 """Rules if the number of rows makes no difference, or if the user sets `min_rows` to 1."""
 
 ALONE = RowRules(RowRange(1, 1), PREFILL)
@@ -113,10 +113,10 @@ def candidates(
     return [
         rules
         for rules in CANDIDATES
-        if (rules.decode.least == 1 or drops_padding)
+        if (rules.decode.min_rows == 1 or drops_padding)
         and (
-            rules.decode.most >= _CONTEXTS_APART * rules.decode.least
-            or all(map(fused, range(rules.decode.least, rules.decode.most + 1)))
+            rules.decode.max_rows >= _CONTEXTS_APART * rules.decode.min_rows
+            or all(map(fused, range(rules.decode.min_rows, rules.decode.max_rows + 1)))
         )
         and all(agree(rules, bits) for bits in attention)
     ]
@@ -138,22 +138,22 @@ def used(rules: RowRules, count: int, position: int) -> int:
     This may be fewer than `count` if that is the minimum: the others are padding.
     """
     rows = rules.decode
-    if not rows.least <= count <= rows.most:
+    if not rows.min_rows <= count <= rows.max_rows:
         return 0
     read = next(rows.split(count, position, rules.cuts)).stop
-    return read if count in (read, rows.least) else 0
+    return read if count in (read, rows.min_rows) else 0
 
 
 def shares(rows: RowRange, total: int) -> list[int]:
     """Split `total` rows of a pass among its sequences; empty if there is no such pass."""
-    max_rows = min(rows.most, SHARE)
+    max_rows = min(rows.max_rows, SHARE)
     sequences = max(-(-total // max_rows), 2)
-    if total < sequences * rows.least:
+    if total < sequences * rows.min_rows:
         return []
     return [total * (at + 1) // sequences - total * at // sequences for at in range(sequences)]
 
 
-def most_together(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
+def max_shared_sequences(rows: RowRange, agrees: Callable[[list[int]], bool]) -> int:
     """Return the largest of `TOTALS` such that it and all smaller ones agree; 1 if none does.
 
     `agrees` gets the rows of each sequence in a pass, and returns whether they are bit-identical to
@@ -238,7 +238,7 @@ def measure_rules(prober: Prober, candidates: Sequence[RowRules]) -> RowRules | 
 
 def _equal(prober: Prober, context: int, rows: RowRange) -> bool:
     """Return True if calls of several sizes in `rows` give the same bits after a context."""
-    least, most = rows.least, min(rows.most, prober.room - context)
+    least, most = rows.min_rows, min(rows.max_rows, prober.room - context)
     if most < least:
         return False
     expected = _bits(prober, context, most)

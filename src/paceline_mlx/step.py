@@ -23,7 +23,7 @@ class Decode:
 
     def __init__(self, states: States, tokens: Sequence[int], rules: RowRules) -> None:
         """Cut tokens into parts by `rules`; `states` are caches with all tokens before them."""
-        self._states, self._start, self._min_rows = states, states.held, rules.decode.least
+        self._states, self._start, self._min_rows = states, states.held, rules.decode.min_rows
         self._rows = _on_device(tokens)
         self.parts = deque(rules.decode.split(len(tokens), states.held, rules.cuts))
         self.calls: list[LazyOutputs] = []

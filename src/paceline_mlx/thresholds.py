@@ -18,7 +18,7 @@ number of parts. 4097 is softmax's, for attention without a fused kernel; others
 of `CAPACITIES`, or from `mlx/backend/metal/scaled_dot_product_attention.cpp` (MLX 0.32.4, read
 2026-11-25)."""
 
-MOST_ROWS = 32
+MAX_ROWS = 32
 """Maximum rows of a forward pass whose logits are read."""
 
 BACK = 256
@@ -46,7 +46,7 @@ def drop_step(window: int) -> int | None:
     Return None if no step does that.
     """
     for step in _STEPS:
-        keys = range(min_held(window) + 2, window + BACK + step + MOST_ROWS)
+        keys = range(min_held(window) + 2, window + BACK + step + MAX_ROWS)
         if not any(threshold in keys for threshold in THRESHOLDS):
             return step
     return None

@@ -271,7 +271,10 @@ def test_an_option_without_its_value_is_named(
         (("generate", "x", "--schema", "{"), "the schema is not JSON: Expecting"),
         (("generate", "x", "--regex", "a", "--grammar", "start: x"), "regex and grammar cannot"),
         (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
-        (("serve", "--loaded", "2"), "--loaded, --memory and --idle need --all"),
+        (
+            ("serve", "--max-loaded-models", "2"),
+            "--max-loaded-models, --memory and --keep-alive need --all",
+        ),
         (("generate", "x", "--drafter", "table:/a+b"), "unknown drafter 'b'"),
         (("bench", "run", "--suite", "/no/suite"), "cannot read /no/suite"),
     ],

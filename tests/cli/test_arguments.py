@@ -29,7 +29,15 @@ HIGH = {
 """Options -> values beyond a range that is not open."""
 
 ZERO = {
-    *("--port", "--grace", "--seed", "--temperature", "--top-k", "--min-p", "--threshold"),
+    *(
+        "--port",
+        "--shutdown-timeout",
+        "--seed",
+        "--temperature",
+        "--top-k",
+        "--min-p",
+        "--threshold",
+    ),
     *("--presence-penalty", "--frequency-penalty"),
     *("bench sweep --depth", "convert --taps", "coreml probe --layer"),
 }
@@ -120,7 +128,7 @@ def test_limits_of_arguments_are_those_of_the_library():
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Settings with which `serve` would have begun; it loads nothing and handles no signal."""
     found: list[Settings] = []
-    monkeypatch.setattr("paceline.cli.crash.say_crashes", lambda: None)
+    monkeypatch.setattr("paceline.cli.crash.report_crashes", lambda: None)
     monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: Mock())
     monkeypatch.setattr("paceline.server.run.serve", lambda *given, **_: found.append(given[-1]))
     return found

@@ -346,7 +346,7 @@ def test_a_mistake_that_needs_no_weights_is_told_before_they_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hello"))
-    monkeypatch.setattr("paceline.cli.crash.say_crashes", lambda: None)
+    monkeypatch.setattr("paceline.cli.crash.report_crashes", lambda: None)
     assert main([*words, "--model", str(broken)]) == 2
     assert reason in capsys.readouterr().err.splitlines()[-1]
 

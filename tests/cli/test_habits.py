@@ -51,7 +51,7 @@ def test_rows_are_found_and_what_they_name_exists():
     options = {name for _, command in commands() for each in command.params for name in each.opts}
     options |= {"--no-think"}
     assert {*habits("numbers")} <= options
-    assert {*habits("options").values()} <= options
+    assert {*habits("options").values(), *habits("renamed").values()} <= options
     for answer in habits("answers").values():
         assert {*OPTION.findall(answer)} <= options
 
@@ -75,6 +75,16 @@ def test_rows_are_found_and_what_they_name_exists():
 )
 def test_an_option_that_means_the_same_is_followed(words: str, meant: str):
     assert parse(words.split()) == parse(meant.split())
+
+
+def test_a_renamed_option_works_and_its_new_name_is_printed(capsys: pytest.CaptureFixture[str]):
+    words = "serve --all --at-once=3 --loaded 2 --idle 9 --kv q8_0 --rows 1 --anyone --grace 0"
+    meant = (
+        "serve --all --max-concurrent 3 --max-loaded-models 2 --keep-alive 9 "
+        "--kv-cache-type q8_0 --min-rows 1 --no-auth --shutdown-timeout 0"
+    )
+    assert parse(words.split()) == parse(meant.split())
+    assert "paceline: --at-once is now --max-concurrent\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_ctrl_c_where_no_caller_can_catch_it_comes_again(kind: str, environment:
 def test_ctrl_c_names_what_a_server_waits_for_and_a_second_one_ends_it(
     environment: dict[str, str], endless_gguf: Path
 ):
-    options = ("--model", endless_gguf, "--port", "0", "--grace", "3600")
+    options = ("--model", endless_gguf, "--port", "0", "--shutdown-timeout", "3600")
     with started(environment, "serve", *options) as child:
         serving = wait_for(child.stderr, b"/v1 ").decode()
         (url,) = re.findall(r"at (\S+/v1) ", serving)

@@ -14,7 +14,7 @@ from paceline.engines.exact import (
     CHUNKED_PREFILL,
     CONDITIONS,
     PREFIX_CACHE,
-    Compared,
+    RowComparison,
     compare,
     measure_invariance,
     rows_hold,
@@ -195,12 +195,12 @@ def test_a_context_too_short_for_any_text_is_not_measured():
 
 def test_a_condition_without_room_is_measured_when_there_is_room(tmp_path: Path):
     small = ToyEngine(cache_blocks=1, block_size=64)
-    assert Exactness(small, "m", tmp_path).compared().keys() == {BLOCK_LENGTH, CHUNKED_PREFILL}
+    assert Exactness(small, "m", tmp_path).comparisons().keys() == {BLOCK_LENGTH, CHUNKED_PREFILL}
     large = ToyEngine()
     assert large.describe() == small.describe()
-    assert Exactness(large, "m", tmp_path).compared().keys() == {*CONDITIONS}
+    assert Exactness(large, "m", tmp_path).comparisons().keys() == {*CONDITIONS}
     steps = large.steps
-    assert Exactness(large, "m", tmp_path).compared().keys() == {*CONDITIONS}
+    assert Exactness(large, "m", tmp_path).comparisons().keys() == {*CONDITIONS}
     assert large.steps == steps, "what was measured is kept"
 
 
@@ -208,7 +208,7 @@ def test_a_comparison_counts_bits_picks_and_rates():
     expected = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]], np.float32)
     values = np.array([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.5], [2.0, 1.0]], np.float32)
     compared = compare(values, expected)
-    assert compared == Compared(4, 3, 1, 2.0)
+    assert compared == RowComparison(4, 3, 1, 2.0)
     assert compared.as_dict() == {
         "holds": False,
         "rows": 4,
@@ -218,5 +218,5 @@ def test_a_comparison_counts_bits_picks_and_rates():
         "other_picks_rate": 0.25,
         "largest_difference": 2.0,
     }
-    assert not Compared().holds, "nothing was compared"
-    assert (compared + Compared(1)).rows == 5
+    assert not RowComparison().holds, "nothing was compared"
+    assert (compared + RowComparison(1)).rows == 5

@@ -391,7 +391,9 @@ def test_where_a_rule_does_not_hold_each_row_runs_alone_and_drafts_change_no_tok
     with closing(Model(files, engine)) as model:
         plain, drafted = (
             # A context of 40 slots has no room to compare rows after a cached prefix.
-            model.fresh().generate("a b a b", raw=True, max_tokens=32, drafter=name, policy="fixed")
+            model.without_history().generate(
+                "a b a b", raw=True, max_tokens=32, drafter=name, policy="fixed"
+            )
             for name in ("none", "suffix")
         )
     assert drafted.stats.drafted > 5
@@ -416,15 +418,15 @@ def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(tmp_path: 
     assert slots[1] < 0.8 * slots[0]
     assert 0 < divergence(*logits) < 0.01
     odd = write_tiny(tmp_path / "odd.gguf")  # heads of 16
-    settings = EngineSettings(threads=1, kv="q8_0")
-    with raises(ModelError, "odd.gguf", "not multiples of 32", "--kv"):
+    settings = EngineSettings(threads=1, kv_cache_type="q8_0")
+    with raises(ModelError, "odd.gguf", "not multiples of 32", "--kv-cache-type"):
         LlamaCppEngine(odd, 512, settings, binding=binding)
 
 
 def test_with_keys_in_q8_0_a_model_with_a_window_is_another_library_s(tmp_path: Path):
     content = read_gguf(write_tiny(tmp_path / "m.gguf"))
     fields = {**content.fields, "llama.attention.sliding_window": 512, "llama.context_length": 256}
-    with raises(ModelError, "m.gguf", "attention window and keys in q8_0", "--kv"):
+    with raises(ModelError, "m.gguf", "attention window and keys in q8_0", "--kv-cache-type"):
         library(IK).check("m.gguf", replace(content, fields=fields), quantized=True)
 
 

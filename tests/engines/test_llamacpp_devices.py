@@ -158,7 +158,7 @@ def test_keys_of_a_devices_call_depend_on_the_position_alone(rows: RowRange):
     for start in range(0, 600, 7):
         for count in (1, 2, 5, 16, 300):
             for part in sequence.parts(Block([0] * count, 0), start, rows, 16):
-                end = start + max(part.stop, part.start + rows.least)
+                end = start + max(part.stop, part.start + rows.min_rows)
                 for row in range(part.start, part.stop):
                     assert keys.setdefault(start + row, -(-end // 256)) == -(-end // 256)
     assert len(set(keys.values())) > 2

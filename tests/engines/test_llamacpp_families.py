@@ -69,12 +69,12 @@ def check_forks(engine: LlamaCppEngine) -> None:
     with closing(engine.open()) as whole:
         run(engine, prompts=[(whole, text, 1)])
         whole.commit(TOKENS)
-        if engine.keeps_kv:
+        if engine.can_export_kv:
             state = engine.state_of(whole)
         for length in (256, 200, 140):
             with closing(whole.fork(length)) as fork, closing(engine.open()) as fresh:
                 assert fork.length == whole.fork_length(length)
-                if engine.keeps_kv and length == 140:  # a state that is put back is as a fork
+                if engine.can_export_kv and length == 140:  # a state that is put back is as a fork
                     fork.close()
                     engine.restore(fork, state, length)
                     assert fork.length == fork.shareable_length == length

@@ -53,8 +53,10 @@ def fake(tmp_path: Path, log: object) -> Path:
 
 @pytest.fixture
 def opened(fake: Path, tiny_files: ModelFiles) -> Any:
-    def server(say: Callable[[str], None] = print) -> LlamaServer:
-        return LlamaServer(tiny_files, server_binary(str(fake)), 100, threads=3, say=say)
+    def server(on_message: Callable[[str], None] = print) -> LlamaServer:
+        return LlamaServer(
+            tiny_files, server_binary(str(fake)), 100, threads=3, on_message=on_message
+        )
 
     return server
 

@@ -240,7 +240,7 @@ def test_ours_is_asked_as_a_first_request_each_time(model: Model, question: Prom
 def test_a_model_of_another_format_is_not_for_a_peer(tiny_files: ModelFiles):
     checkpoint, binary = replace(tiny_files, weights=None), ServerBinary(Path("it"), "1", ())
     with pytest.raises(ModelError, match="is no GGUF file"):
-        LlamaServer(checkpoint, binary, 9, threads=None, say=print)
+        LlamaServer(checkpoint, binary, 9, threads=None, on_message=print)
 
 
 def test_a_server_of_ours_is_asked_with_and_without_speculation(

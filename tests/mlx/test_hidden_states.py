@@ -135,10 +135,12 @@ def test_while_an_answer_runs_the_engine_is_not_opened_again(
         with refused:
             reopening.generate(PROMPT, drafter=dflash)
         with refused:
-            chat.say("Hello", drafter=dflash)
+            chat.send("Hello", drafter=dflash)
         with refused:
             reopening.generate(PROMPT, drafter="none", probe=dflash)
-        assert said(chat.say("Hello", max_tokens=5)).completion_tokens == 5, "the chat is as it was"
+        assert said(chat.send("Hello", max_tokens=5)).completion_tokens == 5, (
+            "the chat is as it was"
+        )
     assert opening.asked == []
     assert plain(reopening, max_tokens=5, drafter=dflash).completion_tokens == 5
     assert opening.asked == [(0, 1)]
@@ -196,13 +198,13 @@ def test_several_requests_at_once_have_the_tokens_of_plain_decoding(tapped: Mode
 def test_the_cache_of_a_chats_drafter_goes_back_with_the_chat(tapped: Model, dflash: str):
     options: Any = {"max_tokens": 12, "drafter": dflash, "policy": "fixed"}
     chat = tapped.conversation()
-    said(chat.say(TURNS[0], **options))
+    said(chat.send(TURNS[0], **options))
     messages = chat.messages
-    with chat.say(TURNS[1], **options) as stream:
+    with chat.send(TURNS[1], **options) as stream:
         next(stream)
         next(stream)
     chat.messages = messages
-    said(chat.say(TURNS[2], **options))
+    said(chat.send(TURNS[2], **options))
     newest = tapped.scheduler.prefix_cache._entries[-1]
     (cache,) = newest.memory.values()
     assert cache.positions == [*range(len(cache))], "each position once"

@@ -15,8 +15,8 @@ import pytest
 from paceline.decoding.types import Logits
 from paceline.engines.rows import RowRange, RowRules
 from paceline_mlx import rows as row_rules
-from paceline_mlx.rows import measure_rules, most_together
-from paceline_mlx.thresholds import BACK, MOST_ROWS, THRESHOLDS, drop_step, dropped
+from paceline_mlx.rows import max_shared_sequences, measure_rules
+from paceline_mlx.thresholds import BACK, MAX_ROWS, THRESHOLDS, drop_step, dropped
 from support import metal
 from support.metal import CHIPS, Chip, Shape
 
@@ -98,13 +98,13 @@ def test_products_of_several_sequences_up_to_the_chosen_rows_take_one_kernel(nam
     shape = SHAPES[name]
     for chip in CHIPS:
         rows = metal.chosen(chip, shape, 4000).decode
-        alone = metal.weights(chip, shape, rows.least)
+        alone = metal.weights(chip, shape, rows.min_rows)
 
         def agrees(counts: list[int], chip: Chip = chip, alone: metal.Kernels = alone) -> bool:
             return metal.weights(chip, shape, sum(counts)) == alone
 
-        most = most_together(rows, agrees)
-        kernels = {metal.weights(chip, shape, total) for total in range(rows.least, most + 1)}
+        most = max_shared_sequences(rows, agrees)
+        kernels = {metal.weights(chip, shape, total) for total in range(rows.min_rows, most + 1)}
         assert kernels <= {alone}
         if chip.generation == 17 and shape.quantized:
             assert most >= 10
@@ -146,7 +146,7 @@ def test_products_of_equal_calls_that_may_change_kernels_anywhere_prove_no_rules
 @pytest.mark.parametrize(("window", "step"), [(128, 256), (512, 128), (1024, 256), (4096, 256)])
 def test_the_slots_that_a_sliding_window_holds_span_no_threshold(window: int, step: int):
     assert (drop_step(window), drop_step(700)) == (step, None)
-    held = range(window + 2, window + BACK + step + MOST_ROWS)
+    held = range(window + 2, window + BACK + step + MAX_ROWS)
     assert not {*THRESHOLDS} & {*held[1:]}
     for position in range(window + BACK + step, 9000, 7):
         assert 0 <= position - dropped(window, position) - window - BACK < step

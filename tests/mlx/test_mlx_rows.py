@@ -51,7 +51,7 @@ def test_each_sequence_has_rows_of_its_range_in_a_call_of_several(rows: RowRange
         if counts := shares(rows, total):
             assert sum(counts) == total
             assert len(counts) > 1
-            assert all(rows.least <= count <= rows.most for count in counts)
+            assert all(rows.min_rows <= count <= rows.max_rows for count in counts)
     assert shares(RowRange(8, 8), 14) == []
 
 

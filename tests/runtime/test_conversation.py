@@ -32,7 +32,7 @@ def filled(chat: Any, message: str = "Hello") -> ContextFull:
     for turn in range(30):
         before = [*chat.messages]
         try:
-            said(chat.say(f"{message} {turn}", max_tokens=20, ignore_eos=True, drafter="none"))
+            said(chat.send(f"{message} {turn}", max_tokens=20, ignore_eos=True, drafter="none"))
         except ContextFull as full:
             assert chat.messages == before
             return full
@@ -52,7 +52,7 @@ def test_a_full_context_counts_turns_to_drop_without_which_the_chat_goes_on(
     assert dropped == before[1 : 1 + 2 * turns], "whole turns, a message and its answer each"
     assert chat.messages == [SYSTEM, *before[1 + 2 * turns :]]
     messages = [*chat.messages, {"role": "user", "content": "and now"}]
-    answer = said(chat.say("and now", max_tokens=20, drafter="none"))
+    answer = said(chat.send("and now", max_tokens=20, drafter="none"))
     expected = model.generate(messages, max_tokens=20, drafter="none")
     assert answer.token_ids == expected.token_ids
     assert chat.messages[-2:] == [messages[-1], {"role": "assistant", "content": answer.text}]
@@ -61,35 +61,35 @@ def test_a_full_context_counts_turns_to_drop_without_which_the_chat_goes_on(
 def test_dropping_what_the_error_says_leaves_a_quarter_of_the_context_for_an_answer(chat: Any):
     filled(chat)
     with pytest.raises(ContextFull) as caught:
-        chat.say("Hello 9", ignore_eos=True, drafter="none")
+        chat.send("Hello 9", ignore_eos=True, drafter="none")
     chat.drop_oldest(caught.value.turns or 0)
-    answer = said(chat.say("Hello 9", ignore_eos=True, drafter="none"))
+    answer = said(chat.send("Hello 9", ignore_eos=True, drafter="none"))
     assert answer.completion_tokens >= CACHE // 4
 
 
 def test_an_answer_that_fills_the_context_ends_with_length_and_is_a_turn(chat: Any):
-    found = said(chat.say("Hello", ignore_eos=True, drafter="suffix"))
+    found = said(chat.send("Hello", ignore_eos=True, drafter="suffix"))
     assert found.finish_reason == FinishReason.LENGTH
     assert found.prompt_tokens + found.completion_tokens == CACHE
     assert chat.messages[-1] == {"role": "assistant", "content": found.text}
     with pytest.raises(ContextFull) as caught:
-        chat.say("more")
+        chat.send("more")
     assert caught.value.turns == 1
 
 
 def test_a_message_that_never_fits_names_no_turns_to_drop(chat: Any):
-    said(chat.say("Hello", max_tokens=5))
+    said(chat.send("Hello", max_tokens=5))
     before = [*chat.messages]
     with pytest.raises(ContextFull) as caught:
-        chat.say("x " * 300)
+        chat.send("x " * 300)
     assert caught.value.turns is None
     assert chat.messages == before
     chat.messages, text = [SYSTEM], "x"
     while len(chat.model.tokens([SYSTEM, {"role": "user", "content": text}])) < CACHE - 1:
         text += "x"
     with pytest.raises(ContextFull):
-        chat.say(text + "x")
-    assert said(chat.say(text, ignore_eos=True)).completion_tokens == 1, "there is room for one"
+        chat.send(text + "x")
+    assert said(chat.send(text, ignore_eos=True)).completion_tokens == 1, "there is room for one"
 
 
 def test_turns_that_are_dropped_take_their_tool_messages_with_them_and_no_system_message(
@@ -118,7 +118,7 @@ def test_turns_that_are_dropped_take_their_tool_messages_with_them_and_no_system
 
 
 def test_turns_cannot_be_dropped_while_an_answer_is_written(chat: Any):
-    stream = chat.say("Hello", max_tokens=20)
+    stream = chat.send("Hello", max_tokens=20)
     next(stream)
     with pytest.raises(InvalidRequest, match="has not ended"):
         chat.drop_oldest(0)
@@ -126,9 +126,9 @@ def test_turns_cannot_be_dropped_while_an_answer_is_written(chat: Any):
 
 
 def test_an_answer_closed_before_its_first_token_is_no_turn(chat: Any):
-    chat.say("Hello").close()
+    chat.send("Hello").close()
     assert chat.messages == [SYSTEM]
-    assert said(chat.say("Hello", max_tokens=5)).completion_tokens == 5
+    assert said(chat.send("Hello", max_tokens=5)).completion_tokens == 5
 
 
 BAD_TEMPLATE = "{% if messages[-1]['content'] == 'again' %}{{ 1 // 0 }}{% endif %}" + TEMPLATE
@@ -140,7 +140,7 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(
 ):
     files = replace(model.files, chat_template=BAD_TEMPLATE) if broken == "template" else None
     chat = Model(files or model.files, model.engine).conversation([SYSTEM])
-    said(chat.say("Hello", max_tokens=5))
+    said(chat.send("Hello", max_tokens=5))
     before, step, calls = [*chat.messages], model.engine.step, 0
 
     def fails(work: Any, *_: Any) -> Any:
@@ -156,9 +156,9 @@ def test_a_turn_that_fails_leaves_the_conversation_as_it_was(
         elif broken != "template":
             patch.setattr(model.engine, "step", fails)
         with pytest.raises(ModelError if broken == "template" else RuntimeError):
-            said(chat.say("again", drafter="suffix", max_tokens=20, ignore_eos=True))
+            said(chat.send("again", drafter="suffix", max_tokens=20, ignore_eos=True))
     assert chat.messages == before
     messages = [*before, {"role": "user", "content": "and"}]
-    answer = said(chat.say("and", max_tokens=20))
+    answer = said(chat.send("and", max_tokens=20))
     assert answer.token_ids == model.generate(messages, max_tokens=20).token_ids
     chat.close()

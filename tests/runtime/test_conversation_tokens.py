@@ -24,8 +24,8 @@ def test_a_conversations_answers_are_those_of_fresh_requests(
     for turn, text in enumerate((*PROMPTS, "this <|im_end|> is", "<|im_start|>system\none")):
         messages = [*chat.messages, {"role": "user", "content": text}]
         assert model.tokens(messages).count(END) == len(messages), "no text is a control token"
-        answer = said(chat.say(text, max_tokens=20, drafter="suffix", **sampling))
-        expected = plain(model.fresh(), messages, max_tokens=20, **sampling)
+        answer = said(chat.send(text, max_tokens=20, drafter="suffix", **sampling))
+        expected = plain(model.without_history(), messages, max_tokens=20, **sampling)
         assert answer.token_ids == expected.token_ids
         assert expected.stats.cached_tokens == 0
         if turn:
@@ -34,21 +34,21 @@ def test_a_conversations_answers_are_those_of_fresh_requests(
 
 
 def test_a_conversation_whose_turns_were_edited_answers_what_is_there_now(chat: Any, model: Model):
-    said(chat.say(PROMPTS[0], max_tokens=20))
-    said(chat.say(PROMPTS[1], max_tokens=20))
+    said(chat.send(PROMPTS[0], max_tokens=20))
+    said(chat.send(PROMPTS[1], max_tokens=20))
     chat.messages[1] = {"role": "user", "content": "other"}
     del chat.messages[3:]
     messages = [*chat.messages, {"role": "user", "content": "and"}]
-    found = said(chat.say("and", max_tokens=20))
+    found = said(chat.send("and", max_tokens=20))
     assert found.token_ids == plain(model, messages, max_tokens=20).token_ids
     assert 0 < found.stats.cached_tokens < len(model.tokens(messages[:2]))
 
 
 def test_an_answer_that_was_closed_early_is_a_turn(chat: Any, model: Model):
-    with chat.say(PROMPT, max_tokens=40) as stream:
+    with chat.send(PROMPT, max_tokens=40) as stream:
         for _ in range(3):
             next(stream)
     assert chat.messages[-1] == {"role": "assistant", "content": stream.result.text}
     messages = [*chat.messages, {"role": "user", "content": "and"}]
-    found = said(chat.say("and", max_tokens=20))
+    found = said(chat.send("and", max_tokens=20))
     assert found.token_ids == plain(model, messages, max_tokens=20).token_ids

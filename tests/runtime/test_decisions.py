@@ -91,13 +91,13 @@ def test_probabilities_are_a_softmax_of_the_logits_of_the_labels(decider: Model)
 
 
 def test_a_question_has_the_same_bits_alone_and_among_others(decider: Model):
-    alone = [bits(decider.fresh(), [question])[0] for question in QUESTIONS]
-    assert bits(decider.fresh(), QUESTIONS) == alone
+    alone = [bits(decider.without_history(), [question])[0] for question in QUESTIONS]
+    assert bits(decider.without_history(), QUESTIONS) == alone
     assert bits(decider, [*MANY, *QUESTIONS, *MANY])[6:9] == alone
 
 
 def test_a_question_has_the_same_bits_with_and_without_a_cached_prefix(decider: Model):
-    without = decider.fresh().decide(INPUT, QUESTIONS)
+    without = decider.without_history().decide(INPUT, QUESTIONS)
     first, again = decider.decide(INPUT, QUESTIONS), decider.decide(INPUT, QUESTIONS)
     assert (without.cached_tokens, first.cached_tokens > 0) == (0, False)
     assert again.cached_tokens > 0
@@ -107,7 +107,7 @@ def test_a_question_has_the_same_bits_with_and_without_a_cached_prefix(decider: 
 
 
 def test_a_question_has_the_same_bits_beside_other_requests(decider: Model):
-    alone = bits(decider.fresh(), QUESTIONS)
+    alone = bits(decider.without_history(), QUESTIONS)
     with ThreadPoolExecutor(4) as pool:
         answer = pool.submit(decider.generate, INPUT, max_tokens=30, ignore_eos=True)
         others = [pool.submit(bits, decider, MANY, f"text {n}") for n in range(2)]
@@ -246,7 +246,9 @@ def test_questions_to_a_recurrent_model_compute_the_input_once(
         monkeypatch.setattr(LlamaCppEngine, "_calls", counted)
         result = model.decide(text, questions)
         assert sum(rows) <= 1.1 * result.input_tokens
-        assert bits(model.fresh(), questions[-1:], text) == [result.answers[-1].probabilities]
+        assert bits(model.without_history(), questions[-1:], text) == [
+            result.answers[-1].probabilities
+        ]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def in_child(call: Callable[[], Any]) -> str:
 def test_a_forked_child_is_told_to_load_the_model_itself(model: Model, tiny_gguf: Path):
     with model.stream("Hello", max_tokens=4) as stream:
         next(stream)
-        answers = model.map(["Hello"] * 3, max_tokens=2)
+        answers = model.as_completed(["Hello"] * 3, max_tokens=2)
         next(answers)
         calls: list[Callable[[], Any]] = [
             lambda: model.generate("Hello", max_tokens=2),

@@ -33,7 +33,7 @@ def test_a_prompt_that_leaves_the_cache_no_slot_is_refused_before_anything_runs(
 def test_an_answer_that_fills_the_cache_ends_with_length_at_the_same_token(
     drafter: str, block: int, policy: Any, full: Model, cache: Path
 ):
-    model = full.fresh()
+    model = full.without_history()
     free = free_slots(model)
     filled = model.generate([5] * 70, drafter="none", ignore_eos=True)
     found = model.generate(

@@ -58,7 +58,7 @@ def test_an_answer_is_kept_without_its_prompt_and_drafted_from_in_the_next_proce
 ):
     assert kept.text is None
     kept.add(ended([*range(20)]))
-    kept.settle()
+    kept.flush()
     assert lines_of(tmp_path)[1:] == [[*range(20)]]
     for each in (kept, opened(tmp_path, said)):
         assert each.text is not None
@@ -84,13 +84,13 @@ def test_lines_that_were_cut_or_are_no_answers_spoil_no_other(
     kept: KeptAnswers, tmp_path: Path, said: StringIO
 ):
     kept.add(ended([*range(20)]))
-    kept.settle()
+    kept.flush()
     path = log_of(tmp_path)
     lines = b"[1,2,3,4,5,6,7,8,50]\n[1,true]\n[-1,2]\n[0.5]\n[1,2,3"  # 50: not in the vocabulary
     path.write_bytes(path.read_bytes() + b"\n" + lines)
     other = opened(tmp_path, said)
     other.add(ended([*range(20, 40)]))
-    other.settle()
+    other.flush()
     assert other.text is not None
     assert other.text.match([*range(20, 30)]) is not None
     assert max(other.text._columns["text"]) == VOCAB  # the end of an answer
@@ -113,7 +113,7 @@ def test_several_models_may_keep_and_count_at_once(
         own = opened(tmp_path, said)
         for at in range(50):
             own.add(ended([first, at] * 100))
-        own.settle()
+        own.flush()
 
     threads = [threading.Thread(target=keep, args=(each,)) for each in range(4)]
     for each in threads:
@@ -132,7 +132,7 @@ def test_the_oldest_answers_are_dropped(
     monkeypatch.setattr(kept_module, "MAX_TOKENS", 40)
     for first in range(0, 30, 3):
         kept.add(ended([*range(first, first + 10)]))
-        kept.settle()
+        kept.flush()
     found = lines_of(tmp_path)
     assert found[0]["model"] == "toy"
     assert 3 <= len(found[1:]) <= 5
@@ -149,14 +149,14 @@ def test_answers_of_another_model_or_version_are_neither_read_nor_written(
     kept: KeptAnswers, tmp_path: Path, said: StringIO, header: str
 ):
     kept.add(ended([1, 2]))
-    kept.settle()
+    kept.flush()
     path = log_of(tmp_path)
     path.write_text(f"{header}\n[5,6]\n")
     other = opened(tmp_path, said)
     before = said.getvalue()
     other.add(ended([3, 4]))
     other.add(ended([3, 4]))
-    other.settle()
+    other.flush()
     assert path.read_text() == f"{header}\n[5,6]\n"
     assert said.getvalue().removeprefix(before).count("\n") == 1
     assert "another model or version" in said.getvalue()
@@ -166,14 +166,14 @@ def test_damaged_counts_are_ignored_with_a_line_and_made_again(
     kept: KeptAnswers, tmp_path: Path, said: StringIO
 ):
     kept.add(ended([*range(20)]))
-    kept.settle()
+    kept.flush()
     (path,) = tmp_path.glob("*/counts.bin")
     path.write_bytes(path.read_bytes()[:-80])
     other = opened(tmp_path, said)
     assert other.text is None
     assert "it is ignored" in said.getvalue()
     other.add(ended([*range(20, 40)]))
-    other.settle()
+    other.flush()
     assert opened(tmp_path, said).text is not None
 
 
@@ -185,7 +185,7 @@ def test_a_full_disk_is_one_line_and_answers_go_on(
         raise OSError(28, "No space left on device")
 
     kept.add(ended([1, 2]))
-    kept.settle()
+    kept.flush()
     before = said.getvalue()
     if where == "counts":
         monkeypatch.setattr(kept_module.KeptText, "write", full)
@@ -195,7 +195,7 @@ def test_a_full_disk_is_one_line_and_answers_go_on(
         monkeypatch.setattr(os, where, full)
     for _ in range(3):
         kept.add(ended([3, 4]))
-        kept.settle()
+        kept.flush()
     monkeypatch.undo()
     assert said.getvalue().removeprefix(before).count("No space left on device") == 1
 
@@ -212,7 +212,7 @@ def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def test_a_model_drafts_from_what_it_said_and_says_the_same(keeping: Model, model: Model):
     plain = model.generate(PROMPT, **{**ANSWER, "drafter": "none"})
     first = keeping.generate(PROMPT, **ANSWER)
-    keeping.settle()
+    keeping.flush()
     second = keeping.generate(PROMPT, **ANSWER)
     assert plain.token_ids == first.token_ids == second.token_ids
     assert (first.drafter, second.drafter) == ("suffix", "suffix+kept")
@@ -229,7 +229,7 @@ def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(kee
         assert all_kept() == []
         first = Submitted(keeping, PROMPT, **ANSWER).result()
         assert len(all_kept()) == 1
-        keeping.settle()
+        keeping.flush()
         second = Submitted(keeping, PROMPT, **ANSWER).result()
         again = Submitted(keeping, PROMPT, salt="a", **ANSWER).result()
         named: Options = {**ANSWER, "drafter": "kept"}  # as the server may have been started with
@@ -243,7 +243,7 @@ def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(kee
 def test_kept_answers_are_listed_and_forgotten(keeping: Model):
     assert all_kept() == []
     keeping.generate(PROMPT, **ANSWER)
-    keeping.settle()
+    keeping.flush()
     (kept,) = all_kept()
     assert kept.model == keeping.files.name
     assert kept.bytes > 100
@@ -252,5 +252,5 @@ def test_kept_answers_are_listed_and_forgotten(keeping: Model):
     kept.remove()
     assert all_kept() == []
     keeping.generate(PROMPT, **ANSWER)  # what it has in memory may still be drafted from
-    keeping.settle()
+    keeping.flush()
     assert all_kept() == []

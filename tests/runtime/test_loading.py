@@ -24,7 +24,7 @@ def test_a_model_is_loaded_by_path_with_its_drafters_and_timed(tiny_gguf: Path, 
 
 
 def test_calls_of_one_row_are_not_exact(tiny_gguf: Path, cache: Path):
-    model = load(tiny_gguf, rows=1)
+    model = load(tiny_gguf, min_rows=1)
     assert not model.generate(PROMPT, max_tokens=3, drafter="none").exact
     assert not model.generate(PROMPT, max_tokens=3, drafter="suffix").exact
 
@@ -95,9 +95,9 @@ def test_settings_that_a_request_leaves_out_come_from_registry_and_model(model: 
     assert found.settings["temperature"] == (0.9, "registry")
     assert found.settings["max_tokens"] == (9, "model")
     assert expected.settings["temperature"] == (0.9, "request")
-    assert own.fresh().generate("Hello", seed=5).token_ids == found.token_ids
+    assert own.without_history().generate("Hello", seed=5).token_ids == found.token_ids
     chat = own.conversation()
-    assert said(chat.say("Hello", seed=5)).token_ids == found.token_ids
+    assert said(chat.send("Hello", seed=5)).token_ids == found.token_ids
     chat.close()
 
 

@@ -35,7 +35,7 @@ def test_a_second_question_to_a_document_computes_the_rest_alone_with_the_same_b
     first = model.generate([*DOCUMENT, 10, 11], **options)
     second = model.generate([*DOCUMENT, 12, 13, 14], **options)
     (listed,) = model.generate([[*DOCUMENT, 12, 13, 14]], **options)
-    uncached = model.fresh().generate([*DOCUMENT, 12, 13, 14], **options)
+    uncached = model.without_history().generate([*DOCUMENT, 12, 13, 14], **options)
     assert [first.stats.cached_tokens, uncached.stats.cached_tokens] == [0, 0]
     block = model.engine.block_size
     assert len(DOCUMENT) // block * block <= second.stats.cached_tokens <= len(DOCUMENT)
@@ -78,7 +78,7 @@ def test_ctrl_c_leaves_the_answer_so_far_and_a_usable_model(way: str, model: Mod
         assert stream.result.finish_reason == "cancelled"
         assert stream.result.token_ids[: len(read)] == read
     until(lambda: not model.scheduler.unfinished and free_slots(model) == free)
-    expected = model.fresh().generate(PROMPT, max_tokens=20).token_ids
+    expected = model.without_history().generate(PROMPT, max_tokens=20).token_ids
     assert model.generate(PROMPT, max_tokens=20).token_ids == expected
 
 
@@ -104,7 +104,7 @@ class Interrupt:
 @pytest.mark.parametrize("way", ["say", "list", "call"])
 def test_ctrl_c_at_any_place_of_a_request_blocks_nobody(way: str, model: Model):
     short: Options = {"max_tokens": 2, "ignore_eos": True, "drafter": "none"}
-    expected = model.fresh().generate(PROMPT, **short).token_ids
+    expected = model.without_history().generate(PROMPT, **short).token_ids
     kept: list[tuple[Conversation, Stream]] = []
 
     def ask() -> None:
@@ -114,7 +114,7 @@ def test_ctrl_c_at_any_place_of_a_request_blocks_nobody(way: str, model: Model):
             model.generate([PROMPT], **short)
         else:
             chat = model.conversation()
-            kept[:] = [(chat, chat.say("Hello", **short))]
+            kept[:] = [(chat, chat.send("Hello", **short))]
             for _ in kept[0][1]:
                 pass
 
@@ -238,7 +238,7 @@ def test_an_unread_coroutine_stream_is_paused(model: Model):
             read += step.tokens
         return [*read]
 
-    assert asyncio.run(ask()) == model.fresh().generate(PROMPT, **LONG).token_ids
+    assert asyncio.run(ask()) == model.without_history().generate(PROMPT, **LONG).token_ids
 
 
 ENDS = """

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,11 +172,30 @@ def test_a_model_that_makes_no_embeddings_says_so(model: Model):
         model.embed("a")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (lambda model: model.settle(), "flush"),
+        (lambda model: model.fresh(), "without_history"),
+        (lambda model: model.compared(), "exactness_report"),
+        (lambda model: [*model.map(["a"], max_tokens=1)], "as_completed"),
+        (lambda model: model.conversation().say("a", max_tokens=1).finish(), "send"),
+        (lambda model: paceline.load(model.files.path, kv="q4_0"), "kv_cache_type"),
+    ],
+    ids=["settle", "fresh", "compared", "map", "say", "kv"],
+)
+def test_an_old_name_works_and_warns_with_the_new_one(
+    old: Callable[[Model], object], new: str, model: Model
+):
+    with pytest.warns(DeprecationWarning, match=f"is now `{new}`"), suppress(InvalidRequest):
+        old(model)
+
+
 def test_auto_weighs_the_costs_that_a_model_has_now_and_shares_them_with_a_fresh_one(model: Model):
     prompt, drafted = "this is one and the user, " * 4, []
     for rows in (0.01, 9.0):  # seconds of a call of several rows
         give_costs(model, CostTable({1: 0.01, **dict.fromkeys((2, 8, 32), rows)}))
-        for one in (model, model.fresh()):
+        for one in (model, model.without_history()):
             answer = one.generate(prompt, max_tokens=40, ignore_eos=True, drafter="suffix")
             drafted.append(answer.stats.drafted > 0)
     assert drafted == [True, True, False, False]

@@ -176,7 +176,7 @@ def test_calls_of_answers_are_what_costs_are_learnt_from(model: Model):
         table=model.costs.table,
         store=lambda: None,
     )
-    watched = model.fresh()
+    watched = model.without_history()
     watched.costs = cast("Any", costs)
     with watched.stream("Hello", max_tokens=20, drafter="none", temperature=0.0) as stream:
         steps = [step for step in stream if step.tokens]

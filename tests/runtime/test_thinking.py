@@ -120,10 +120,10 @@ def test_a_conversation_keeps_thoughts_beside_the_answer_and_leaves_them_to_the_
     thinker: Model,
 ):
     chat = thinker.conversation()
-    said(chat.say("2 + 2?"))
+    said(chat.send("2 + 2?"))
     turn = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
     assert chat.messages[-1] == turn
-    second = chat.say("sure?")
+    second = chat.send("sure?")
     prompt = thinker.files.tokenizer.decode(second.tokens)
     assert ANSWER in prompt
     assert THOUGHT not in prompt, "Qwen3's template leaves earlier thoughts out"

@@ -28,7 +28,7 @@ WAYS: list[Options] = [{"drafter": "suffix"}, {**SAMPLED, "stop": "T"}]
 
 
 def alone(model: Model, prompt: Any, **options: Any) -> list[int]:
-    return plain(model.fresh(), prompt, **{**options, "drafter": "none"}).token_ids
+    return plain(model.without_history(), prompt, **{**options, "drafter": "none"}).token_ids
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_list_of_prompts_gets_the_answers_of_each_alone_in_its_order(
     way: Options, model: Model, sizes: list[int]
 ):
     options: Any = {"max_tokens": 15, **way}
-    model.compared()  # measures the engine's rows, once
+    model.exactness_report()  # measures the engine's rows, once
     sizes.clear()
     results = model.generate(MANY, **options)
     assert max(sizes) > len(MANY) // 2
@@ -118,7 +118,7 @@ def test_map_yields_each_answer_when_it_ends_and_reads_prompts_as_places_become_
             read.append(number)
             yield f"a {number}"
 
-    answers = model.map(prompts(), max_tokens=1)
+    answers = model.as_completed(prompts(), max_tokens=1)
     first = next(answers)
     assert len(read) < 150
     results = dict([first, *answers])
@@ -145,13 +145,13 @@ def test_options_are_checked_once_for_all_prompts_and_published_drafters_looked_
     counted(Installed, "_fitting")
     results = model.generate(PROMPTS, max_tokens=3, temperature=1.0)
     assert len({result.seed for result in results}) == len(PROMPTS), "each draws its own seed"
-    assert dict(model.map(PROMPTS, max_tokens=3)).keys() == {*range(len(PROMPTS))}
+    assert dict(model.as_completed(PROMPTS, max_tokens=3)).keys() == {*range(len(PROMPTS))}
     assert counts == {"check": 2, "_fitting": 1}
 
 
 def test_leaving_map_early_ends_the_other_answers(model: Model):
     free = model.engine.free_slots
-    for _ in model.map(MANY, max_tokens=40, ignore_eos=True):
+    for _ in model.as_completed(MANY, max_tokens=40, ignore_eos=True):
         break
     until(lambda: free_slots(model) == free)
     assert plain(model, PROMPT).token_ids
@@ -160,7 +160,7 @@ def test_leaving_map_early_ends_the_other_answers(model: Model):
 def test_an_error_of_one_prompt_of_map_ends_all(model: Model):
     free = model.engine.free_slots
     with pytest.raises(InvalidRequest):
-        list(model.map([*PROMPTS, "far too long " * 2000], max_tokens=40, ignore_eos=True))
+        list(model.as_completed([*PROMPTS, "far too long " * 2000], max_tokens=40, ignore_eos=True))
     until(lambda: free_slots(model) == free)
 
 
@@ -227,7 +227,7 @@ def test_errors_reach_the_coroutine(model: Model):
 
 
 def test_a_coroutine_that_leaves_ends_its_answer(model: Model, sizes: list[int]):
-    model.compared()  # measures the engine's rows, once
+    model.exactness_report()  # measures the engine's rows, once
     sizes.clear()
     free, kept = free_slots(model), list[Any]()
 
@@ -294,7 +294,7 @@ def test_a_closed_model_refuses_every_use_and_ends_its_streams(own_model: Model)
         lambda: model.stream(PROMPT),
         lambda: model.embed("a"),
         lambda: model.conversation().say("a"),
-        lambda: chat.say("a"),
+        lambda: chat.send("a"),
         model.measured_costs,
         lambda: model.detokenize([1]),
     )
@@ -307,7 +307,7 @@ def test_a_closed_model_refuses_every_use_and_ends_its_streams(own_model: Model)
 
 
 def test_closing_ends_answers_of_a_batch_with_an_error(own_model: Model):
-    answers = own_model.map(MANY, max_tokens=100, ignore_eos=True)
+    answers = own_model.as_completed(MANY, max_tokens=100, ignore_eos=True)
     next(answers)
     own_model.close()
     with pytest.raises(Draining):

@@ -31,7 +31,7 @@ def decided(server: Running, **body: Any) -> Any:
 
 def test_the_client_of_openai_gets_the_decisions_of_the_python_api(server: Running):
     response = server.openai.decisions.create(model="tiny", **BODY)
-    expected = server.model.fresh().decide("the rain", QUESTIONS)
+    expected = server.model.without_history().decide("the rain", QUESTIONS)
     predicate, choice, score = response.answers
     assert (predicate.type, predicate.name) == ("predicate", None)
     assert predicate.probability == expected.answers[0].probability

@@ -120,7 +120,7 @@ def test_slow_headers_and_bodies_time_out(model: Model):
 def test_a_server_that_other_machines_reach_requires_a_key(model: Model):
     with raises(InvalidRequest, "API"):
         Server(model, Settings(host="0.0.0.0"))
-    for settings in (Settings(api_keys=("k",)), Settings(anyone=True)):
+    for settings in (Settings(api_keys=("k",)), Settings(no_auth=True)):
         with running(model, settings, host="0.0.0.0") as server:
             assert server.server.port
 
@@ -146,7 +146,7 @@ def test_an_empty_api_key_from_any_source_is_refused(
         elif source == "--api-key-file":
             words[-1] = str(tmp_path / "keys.txt")
             (tmp_path / "keys.txt").write_text(empty)
-        for more in ([], ["--host", "0.0.0.0", "--anyone"]):
+        for more in ([], ["--host", "0.0.0.0", "--no-auth"]):
             assert main([*words, *more]) == 2
             assert source in capsys.readouterr().err
     assert main(["serve", "--api-key", "", "--api-key", "good"]) == 2

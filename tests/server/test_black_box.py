@@ -353,7 +353,7 @@ class Reader(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.parametrize("grace", ["60", "0"])
 def test_row_29_sigterm_under_load(tiny_gguf: Path, cache: Path, grace: str):
-    arguments = ("--port", "0", "--grace", grace, "--cache-tokens", "8192")
+    arguments = ("--port", "0", "--shutdown-timeout", grace, "--cache-tokens", "8192")
     with served(tiny_gguf, cache, *arguments) as command:
         readers = [Reader(command.url) for _ in range(4)]
         assert all(reader.begun.wait(PATIENCE) for reader in readers)

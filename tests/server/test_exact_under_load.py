@@ -157,8 +157,8 @@ def test_every_answer_is_the_one_that_its_request_gets_alone(
     for one in asked:
         if (key := f"{one.prompt} {one.options}") not in plain:
             ways: Any = {**one.options, "logprobs": 2, "drafter": "none"}
-            plain[key] = real_model.fresh().generate(one.prompt, raw=True, **ways)
-    with running(real_model.fresh()) as server, ThreadPoolExecutor(8) as clients:
+            plain[key] = real_model.without_history().generate(one.prompt, raw=True, **ways)
+    with running(real_model.without_history()) as server, ThreadPoolExecutor(8) as clients:
         alone = [plain[f"{one.prompt} {one.options}"] for one in asked]
         ends = [*clients.map(lambda *each: told(server, *each), asked, alone)]
         server.rest()

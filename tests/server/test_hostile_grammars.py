@@ -64,7 +64,7 @@ REJECTED: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def command(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     cache = tmp_path_factory.mktemp("cache")
-    with served(tiny_gguf, cache, "--port", "0", "--grace", "1") as command:
+    with served(tiny_gguf, cache, "--port", "0", "--shutdown-timeout", "1") as command:
         # What every process needs at first.
         good(command, {**schema({"const": 1}), "max_tokens": 4})
         good(command, {**tool({"type": "object"}), "max_tokens": 4})
@@ -238,7 +238,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_server_that_hangs_ends_after_its_grace_period(
     where: str, number: signal.Signals, tiny_gguf: Path, cache: Path
 ):
-    options = ["serve", "--model", str(tiny_gguf), "--port", "0", "--grace", "0.5"]
+    options = ["serve", "--model", str(tiny_gguf), "--port", "0", "--shutdown-timeout", "0.5"]
     with started([sys.executable, "-c", HANGS, *options], cache) as command:
         url = command.url
 

@@ -51,7 +51,7 @@ def test_a_stream_that_is_closed_is_no_reason_to_stop():
         if not isinstance(stream, Closed):
             stream.close()
         progress = Progress(stream)
-        progress.say("hello")
+        progress.note("hello")
         with progress.task("work", 1) as reach:
             reach(1)
         assert not progress.is_shown

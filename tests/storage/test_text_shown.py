@@ -11,7 +11,7 @@ from paceline.cli.chat.session import read_chat, write_chat
 from paceline.cli.console import read_text
 from paceline.cli.options import default_model
 from paceline.errors import InvalidRequest, ModelError
-from paceline.server.run import request_log, say_line
+from paceline.server.run import print_line, request_log
 from paceline.server.settings import api_keys
 from paceline.storage.files import json_lines, read_json
 from paceline.storage.text import decode, path_of, text_bytes, visible
@@ -121,7 +121,7 @@ def test_a_client_begins_no_line_of_the_log(capsys: pytest.CaptureFixture[str]):
                 int(forged.strip("\u2028"))
             except ValueError:
                 logging.getLogger("paceline.runtime.any").exception("failed: %s", forged)
-        say_line(forged)
+        print_line(forged)
         lines = capsys.readouterr().err.splitlines()
         assert len([line for line in lines if not line.startswith("  ")]) == 3
         assert all(map(str.isprintable, lines))

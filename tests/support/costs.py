@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.decoding.costs import CostTable
 from paceline.engines.costs import Costs
-from paceline.engines.exact import Compared
+from paceline.engines.exact import RowComparison
 from paceline.runtime.model import Model
 
 
@@ -27,8 +27,8 @@ class FixedCosts(Costs):
 
 
 class Unmeasured:
-    def compared(self, names: Set[str] = frozenset(), *_: object) -> Mapping[str, Compared]:
-        return {name: Compared(1, 0) for name in names}
+    def compared(self, names: Set[str] = frozenset(), *_: object) -> Mapping[str, RowComparison]:
+        return {name: RowComparison(1, 0) for name in names}
 
 
 def give_costs(model: Model, table: CostTable) -> None:

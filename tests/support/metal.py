@@ -157,7 +157,7 @@ def decoded(
     while at < positions.stop:
         count, accepted = (min(item, positions.stop - at) for item in next(blocks))
         for part in rules.decode.split(count, at, rules.cuts):
-            rows = max(part.stop - part.start, rules.decode.least)
+            rows = max(part.stop - part.start, rules.decode.min_rows)
             kernels = row(chip, shape, at + part.start, rows)
             values.update({at + n: kernels for n in range(part.start, min(part.stop, accepted))})
         at += accepted

@@ -156,7 +156,7 @@ def model(checkpoint: Path, cache: Path, *, cache_tokens: int = 4096) -> Model:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(cache))
         loaded = paceline.load(checkpoint, engine="mlx", cache_tokens=cache_tokens)
-        loaded.compared()
+        loaded.exactness_report()
         return loaded
 
 

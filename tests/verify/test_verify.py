@@ -9,7 +9,7 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.base import Engine, KVSequence, StepResult
-from paceline.engines.exact import CONDITIONS, Compared
+from paceline.engines.exact import CONDITIONS, RowComparison
 from paceline.errors import InvalidRequest
 from paceline.options import POLICIES, Options
 from paceline.runtime.model import Model
@@ -177,7 +177,7 @@ def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(
     engine = ToyEngine(context_length=2048, block_size=16, cache_blocks=slots // 16)
     verdict = Verdict()
     compare(engine, verdict)
-    compared = verdict.conditions.get("block_length", Compared())
+    compared = verdict.conditions.get("block_length", RowComparison())
     # Around 512 and 1,024 slots, where one sequence has to fit, 16 rows in blocks of five lengths.
     assert compared.rows == contexts * (1 + len(BLOCKS)) * 16 + thresholds * 5 * 16
     assert not compared.differing

@@ -84,18 +84,18 @@ def test_a_model_measured_not_to_keep_it_promises_nothing(model: Model):
     found = broken.generate("Hello", max_tokens=3, drafter="suffix")
     assert not found.exact
     assert found.as_dict()["exactness"]["block_length"]["differing_rate"] > 0
-    plain = broken.fresh().generate("Hello", max_tokens=3, drafter="none")
+    plain = broken.without_history().generate("Hello", max_tokens=3, drafter="none")
     assert (plain.exact, plain.exactness) == (True, {})
 
 
 def test_exact_rests_on_the_conditions_that_an_answer_is_computed_under(model: Model):
     broken = Model(model.files, FaultyEngine(model.engine, by_company))
-    alone = broken.fresh().generate("Hello", max_tokens=3, drafter="suffix")
+    alone = broken.without_history().generate("Hello", max_tokens=3, drafter="suffix")
     assert alone.exact, "no other sequence is in its calls"
     assert alone.exactness.keys() == {"block_length"}
     chat = broken.conversation()
     for turn, conditions in enumerate(({"block_length"}, {"block_length", "prefix_cache"})):
-        stream = chat.say("and", max_tokens=3, drafter="suffix")
+        stream = chat.send("and", max_tokens=3, drafter="suffix")
         for _ in stream:
             pass
         assert stream.result.exactness.keys() == conditions, turn
@@ -114,9 +114,9 @@ def test_in_a_full_cache_nothing_is_compared_and_nothing_claimed(model: Model):
     held = engine.open()
     engine.step([(held, Block([5] * 90, 0, prefill=True))])
     held.commit(90)
-    assert small._exactness.compared({"prefix_cache"}) is None
+    assert small._exactness.comparisons({"prefix_cache"}) is None
     held.close()
-    assert small._exactness.compared({"prefix_cache"}) is not None
+    assert small._exactness.comparisons({"prefix_cache"}) is not None
 
 
 def nothing(*_: object) -> None:
@@ -124,7 +124,7 @@ def nothing(*_: object) -> None:
 
 
 def test_models_say_what_was_measured_of_each(model: Model):
-    model.compared()
+    model.exactness_report()
     (listed,) = [each for each in list_models() if each.name == model.files.name]
     found = exactness_of(listed)
     assert any(each["conditions"].keys() == {*CONDITIONS} for each in found)

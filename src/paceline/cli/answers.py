@@ -15,8 +15,8 @@ from paceline.cli.console import (
     as_unicode,
     check_kept,
     load_model,
+    print_status,
     read_text,
-    say,
     screen_text,
 )
 from paceline.cli.options import MODEL_VARIABLE, ModelOptions, Output
@@ -115,7 +115,7 @@ def load_for_answers(
     drafters = [given.get("drafter") or "auto", *filter(None, [given.get("probe")])]
     check_kept(drafters, keep=answer.keep)
     if not output.quiet and (notice := trial_notice(model.model)):
-        say(notice)
+        print_status(notice)
     loaded = load_model(
         model,
         output,
@@ -126,7 +126,7 @@ def load_for_answers(
         **more,
     )
     if given.get("think") is False and not (output.quiet or loaded.files.thinking.switch(False)):
-        say(f"[--no-think has no effect: {loaded.files.name} does not support reasoning]")
+        print_status(f"[--no-think has no effect: {loaded.files.name} does not support reasoning]")
     loaded.defaults = replace(loaded.defaults, fallback={"max_tokens": declare.MAX_TOKENS})
     return loaded
 
@@ -229,7 +229,7 @@ def print_end(
         structured = stream.request.constraint is not None
         for line in (ending(stream.result, chat=chat, structured=structured), statistics):
             if line is not None:
-                say(f"[{line}]")
+                print_status(f"[{line}]")
 
 
 def short_statistics(result: "Result") -> str | None:

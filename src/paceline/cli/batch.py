@@ -16,10 +16,10 @@ from typer import Argument, Option
 
 from paceline.cli import declare
 from paceline.cli.answers import AnswerArguments, load_for_answers
-from paceline.cli.console import check_writable, print_value, progress_of, read_text, say
+from paceline.cli.console import check_writable, print_status, print_value, progress_of, read_text
 from paceline.cli.options import ModelOptions, Output, command
 from paceline.errors import InvalidRequest
-from paceline.options import Options, Whole
+from paceline.options import IntRange, Options
 
 if TYPE_CHECKING:
     from paceline.cli.response_file import ResponseFile
@@ -74,7 +74,7 @@ def batch(
         list[str] | None, Option(help="another name of the model in requests; may be repeated")
     ] = None,
     parallel: Annotated[
-        int, Option(parser=Whole(1, 32), help="requests that share forward passes in llamacpp")
+        int, Option(parser=IntRange(1, 32), help="requests that share forward passes in llamacpp")
     ] = 1,
     ray: Annotated[
         str | None,
@@ -185,7 +185,7 @@ def _answer(
                     responses.append(offline.refusal(line, faults[line.number]))
             asyncio.run(run(update))
     except KeyboardInterrupt:
-        say(
+        print_status(
             f"[stopped: {len(responses)} of {responses.total} responses are in "
             f"{responses.path}; the same command continues]"
         )

@@ -29,14 +29,14 @@ _ANY_WIDTH = 10_000  # columns of a table that no terminal shows
 _PATIENCE = 1.0  # seconds without standard input before a notice
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     """Print a line that is not part of an answer."""
     print(visible(text), file=sys.stderr, flush=True)
 
 
-def say_error(error: object) -> None:
+def print_error(error: object) -> None:
     """Print an error: a line, and an indented one for each further fault."""
-    say(visible(f"paceline: {error}", line=True))
+    print_status(visible(f"paceline: {error}", line=True))
 
 
 def screen_text(text: str, stream: IO[str]) -> str:
@@ -162,7 +162,9 @@ def read_stdin(*, quiet: bool = False) -> str:
 
     Prints a line if the end of input is delayed, unless `quiet`.
     """
-    notice = threading.Timer(_PATIENCE, say, ["[reading standard input to its end; Ctrl-C stops]"])
+    notice = threading.Timer(
+        _PATIENCE, print_status, ["[reading standard input to its end; Ctrl-C stops]"]
+    )
     notice.daemon = True
     if not quiet:
         notice.start()
@@ -174,7 +176,7 @@ def read_stdin(*, quiet: bool = False) -> str:
 
 def as_unicode(text: str, source: str) -> str:
     """Return the text, which may have bytes of a different locale, as `decode` does."""
-    return decode(text_bytes(text), source, say)
+    return decode(text_bytes(text), source, print_status)
 
 
 def piped_text(output: Output) -> str:
@@ -188,7 +190,7 @@ def piped_text(output: Output) -> str:
         return ""
     if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
         return ""
-    report = (lambda _: None) if output.quiet else say
+    report = (lambda _: None) if output.quiet else print_status
     if not _comes(sys.stdin.fileno()):
         report(
             f"[no standard input within {_PATIENCE:g} s: the prompt is answered without it; "

@@ -39,7 +39,7 @@ _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_crashed)
 """The handler, referenced here because C has its address."""
 
 
-def say_crashes() -> None:
+def report_crashes() -> None:
     """Let a crash of a native library end the process with one line and `EXIT`."""
     library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
     for number in _LINES:

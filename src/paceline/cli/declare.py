@@ -17,12 +17,12 @@ from typing import Annotated, Any
 from typer import Option
 
 from paceline.cli import complete
-from paceline.options import BIAS, BIAS_TOKEN, OPTIONS, Range, Real, Whole, shown
+from paceline.options import BIAS, BIAS_TOKEN, OPTIONS, FloatRange, IntRange, Range, shown
 from paceline.system.machine import cpu_cores
 
 
 @dataclass(frozen=True, slots=True)
-class WholeOr:
+class IntOrKeyword:
     """A whole number from `min_value` to `max_value`, or a word for a value."""
 
     min_value: int
@@ -35,7 +35,7 @@ class WholeOr:
         if text == self.word:
             return self.value
         try:
-            return Whole(self.min_value, self.max_value)(text)
+            return IntRange(self.min_value, self.max_value)(text)
         except ValueError as error:
             raise ValueError(f"{error}, nor {self.meaning}") from None
 
@@ -55,13 +55,13 @@ def json_object(text: str) -> dict[str, Any]:
     raise ValueError(f"{shown(text)} is not a JSON object")
 
 
-COUNT = Whole(1, 2**31 - 1)
-GIGABYTES = Real(0, 1e6, open=True)
-SECONDS = Real(0, 365 * 24 * 3600)
-TIMEOUT = Real(0, SECONDS.max_value, open=True)
+COUNT = IntRange(1, 2**31 - 1)
+GIGABYTES = FloatRange(0, 1e6, open=True)
+SECONDS = FloatRange(0, 365 * 24 * 3600)
+TIMEOUT = FloatRange(0, SECONDS.max_value, open=True)
 _CPUS = cpu_cores()
-THREADS = WholeOr(1, "auto", f"auto; there are {_CPUS} CPUs", None, _CPUS)
-_LIMIT = WholeOr(1, "-1", "-1 for no limit", -1)
+THREADS = IntOrKeyword(1, "auto", f"auto; there are {_CPUS} CPUs", None, _CPUS)
+_LIMIT = IntOrKeyword(1, "-1", "-1 for no limit", -1)
 
 count = partial(Option, parser=COUNT)
 file = partial(Option, parser=Path, metavar="FILE")

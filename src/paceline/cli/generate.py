@@ -94,7 +94,7 @@ def generate(
         full = answer.stats or answer.given.get("probe")
         print_end(stream, output, stream.result.line() if full else None)
     sys.stdout.flush()
-    loaded.settle()
+    loaded.flush()
     return 0
 
 

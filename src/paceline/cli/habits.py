@@ -1,5 +1,7 @@
 """Names in llama.cpp, Ollama and mlx-lm: translated if equivalent, otherwise explained.
 
+`renamed` has earlier names of paceline's own options, which a notice reports.
+
 A test compares `habits.json` with the tables of docs/coming-from.md.
 """
 
@@ -9,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
+
+from typer import echo
 
 _ABOVE_2 = re.compile(r"[3-9]|[1-9][0-9]+")
 
@@ -26,9 +30,12 @@ def habits(kind: str) -> Mapping[str, str]:
 def followed(word: str, names: Collection[str], fail: Callable[[str], object]) -> str:
     """Translate a word's option to paceline's; `fail` gets an explanation if none fits.
 
-    `names` has the options of the command.
+    `names` has the options of the command. The new name of a renamed one is printed.
     """
     option, equals, value = word.partition("=")
+    if option not in names and (new := habits("renamed").get(option)) in names:
+        echo(f"paceline: {option} is now {new}", err=True)
+        return f"{new}{equals}{value}"
     same = habits("options")
     for theirs, rest in ((word, ""), (option, equals + value)):
         if theirs not in names and same.get(theirs) in names:

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from typer import Argument, Option
 
-from paceline.cli.console import print_value, progress_of, say
+from paceline.cli.console import print_status, print_value, progress_of
 from paceline.cli.options import ModelName, Output, command
 from paceline.cli.servers import key_for, registered_urls, served
 from paceline.errors import InvalidRequest, PacelineError
@@ -144,7 +144,7 @@ def launch(
     if not show:
         if running:
             return asyncio.run(_run(environment, words))
-        note = (lambda _: None) if output.quiet else say
+        note = (lambda _: None) if output.quiet else print_status
         return asyncio.run(_run_with_server(model, planned, call, note))
     serve = None if running else ["paceline", "serve", "--model", model, *_SERVE]
     lines = [f"# first, in another terminal: {shlex.join(serve)}"] if serve else []
@@ -189,14 +189,14 @@ async def _run_with_server(
 
     note(f"starting a server of {planned.model}")
     child = await Child.start(model, _SERVE, note)
-    child.say = lambda _: None  # the agent uses the terminal
+    child.on_line = lambda _: None  # the agent uses the terminal
     ended = asyncio.ensure_future(child.wait())
     try:
         contexts = [entry["context"] for entry in served(f"{child.url}/v1", child.key)]
         context = min([planned.context, *contexts])  # the KV cache may have fewer slots
         code = await _run(*call(Endpoint(child.url, child.key, planned.model, context)))
         if ended.done():
-            say(f"the server of {planned.model} ended before the agent: {child.reason()}")
+            print_status(f"the server of {planned.model} ended before the agent: {child.reason()}")
         return code
     finally:
         await child.stop(40.0)  # it may be writing a prompt to the disk

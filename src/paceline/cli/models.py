@@ -12,7 +12,7 @@ from paceline.errors import ModelError
 
 if TYPE_CHECKING:
     from paceline.drafters import HeadFacts
-    from paceline.models import Listed
+    from paceline.models import ModelEntry
 
 
 _FITS = {True: "yes", False: "no", None: ""}
@@ -44,7 +44,7 @@ def models(
     return 0
 
 
-def measured(model: "Listed") -> "Listed":
+def measured(model: "ModelEntry") -> "ModelEntry":
     """Return a model with its size on disk, derived files included, and its device."""
     from paceline.models import removal_of
     from paceline.runtime.load import device_of, packed_copies
@@ -57,7 +57,7 @@ def measured(model: "Listed") -> "Listed":
 
 
 def _print_models(
-    pairs: Sequence[tuple["Listed", Sequence[Mapping[str, Any]]]], heads: Sequence["_Head"]
+    pairs: Sequence[tuple["ModelEntry", Sequence[Mapping[str, Any]]]], heads: Sequence["_Head"]
 ) -> None:
     from paceline.storage.files import megabytes
 
@@ -94,7 +94,7 @@ def _print_models(
 class _Head(NamedTuple):
     """A drafter in the Hugging Face Hub's cache."""
 
-    listed: "Listed"
+    listed: "ModelEntry"
     models: Sequence[str]
     """Installed models of matching sizes."""
     facts: "HeadFacts | None" = None
@@ -112,7 +112,7 @@ class _Head(NamedTuple):
         return f"{facts.form}{'' if self.models else sizes}: {use}"
 
 
-def heads(models: Sequence["Listed"]) -> Iterator[_Head]:
+def heads(models: Sequence["ModelEntry"]) -> Iterator[_Head]:
     """Yield the installed drafters, each with the listed models that it is for."""
     from paceline.drafters import read_facts
     from paceline.models import list_drafters
@@ -139,7 +139,7 @@ def _as_model(head: _Head) -> dict[str, Any]:
     return {**asdict(head.listed), "about": head.about, "exactness": [], "head": of_head}
 
 
-def exactness_of(model: "Listed") -> list[dict[str, Any]]:
+def exactness_of(model: "ModelEntry") -> list[dict[str, Any]]:
     """Return a model's measured exactness on this machine, as JSON: one entry per configuration."""
     from paceline.models import open_folder
     from paceline.runtime.exactness import stored_exactness

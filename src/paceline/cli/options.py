@@ -21,7 +21,7 @@ from paceline.cli import complete, declare
 from paceline.cli.groups import Group
 from paceline.cli.habits import with_habits
 from paceline.errors import InvalidRequest
-from paceline.options import Options, Whole
+from paceline.options import IntRange, Options
 from paceline.storage.text import decode
 from paceline.system.machine import NO_FOLDER
 
@@ -247,12 +247,11 @@ class ModelOptions:
     engine: Annotated[
         str, _model(autocompletion=complete.engines, help="auto, llamacpp, mlx or coreml")
     ] = "auto"
-    rows: Annotated[
+    min_rows: Annotated[
         int,
         _model(
-            parser=Whole(1, 2),
-            help="fewest tokens that a call computes, with a copy of one if needed: 2 is exact, 1 "
-            "is not",
+            parser=IntRange(1, 2),
+            help="minimum tokens per forward pass, padded if necessary: 2 is exact, 1 is not",
         ),
     ] = 2
     cache_tokens: Annotated[
@@ -266,7 +265,7 @@ class ModelOptions:
     device: Annotated[
         str, _model(help="for GGUF files: auto, cpu, gpu, or a device that `paceline plan` names")
     ] = "auto"
-    kv: Annotated[
+    kv_cache_type: Annotated[
         Literal["q8_0"] | None,
         _model(help="q8_0: keys and values in half the memory; default: f16"),
     ] = None

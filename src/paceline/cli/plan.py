@@ -12,7 +12,7 @@ from paceline.storage.report import Report, Table
 
 if TYPE_CHECKING:
     from paceline.decoding.costs import CostTable
-    from paceline.engines.exact import Compared
+    from paceline.engines.exact import RowComparison
     from paceline.runtime.model import Model
 
 
@@ -54,7 +54,7 @@ def plan(
 
 def costs_report(model: "Model", *, measure: bool) -> Report:
     """Return the learned forward-pass costs; `measure` runs additional passes for them."""
-    cost, compared = model.measured_costs(again=measure), model.compared()
+    cost, compared = model.measured_costs(again=measure), model.exactness_report()
     value = {
         "model": model.files.name,
         "engine": model.engine.describe(),
@@ -111,7 +111,7 @@ def _cost_table(title: str, facts: Mapping[str, Any]) -> Table:
     return f"{title}, {plain}; p=0.5: speed-up when half is accepted", head, rows
 
 
-def _exactness_table(compared: Mapping[str, "Compared"]) -> Table:
+def _exactness_table(compared: Mapping[str, "RowComparison"]) -> Table:
     head = ["rows with another", "compared", "differ", "other picks", "largest difference"]
     rows = [
         [

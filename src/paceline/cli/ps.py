@@ -4,7 +4,7 @@ from typing import Annotated
 
 from typer import Option
 
-from paceline.cli.console import print_table, print_value, say
+from paceline.cli.console import print_status, print_table, print_value
 from paceline.cli.options import Output, command
 from paceline.cli.servers import registered_urls, served
 
@@ -26,7 +26,7 @@ def ps(
     if output.json or not models:
         if not (models or output.json or output.quiet):
             where = "on this machine" if url is None else f"at {url}"
-            say(f"no server listens {where}; `paceline serve` starts one")
+            print_status(f"no server listens {where}; `paceline serve` starts one")
         print_value(output, models, "")
         return 0
     fields = ("device", "drafter", "state", "url")

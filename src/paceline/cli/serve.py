@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from paceline.cli import declare
-from paceline.cli.console import check_kept, load_model, obey_offline, say
+from paceline.cli.console import check_kept, load_model, obey_offline, print_status
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, Quiet, command
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.options import Whole
+from paceline.options import IntRange
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
@@ -27,9 +27,18 @@ _request = partial(declare.of, rich_help_panel="Defaults of requests")
 _all = partial(Option, rich_help_panel="Several models")
 
 _OF_CHILDREN = (
-    *("queue", "at_once", "timeout", "prompt_cache", "grace", "drafter", "policy", "max_block"),
+    *(
+        "queue",
+        "max_concurrent",
+        "timeout",
+        "prompt_cache",
+        "shutdown_timeout",
+        "drafter",
+        "policy",
+        "max_block",
+    ),
     *("think", "default_max_tokens", "parse_special", "parallel", "keep", "generation_config"),
-    *("rows", "cache_tokens", "threads", "device", "kv", "compute_units", "offline"),
+    *("min_rows", "cache_tokens", "threads", "device", "kv_cache_type", "compute_units", "offline"),
 )
 """Options that a router passes to each model's process."""
 
@@ -41,7 +50,7 @@ class ServerArguments:
     host: Annotated[str, _access(help="address; one that others can reach needs --api-key")] = (
         "127.0.0.1"
     )
-    port: Annotated[int, _access(parser=Whole(0, 2**16 - 1), help="0 takes a free one")] = 8000
+    port: Annotated[int, _access(parser=IntRange(0, 2**16 - 1), help="0 takes a free one")] = 8000
     api_key: Annotated[
         list[str] | None,
         _access(help="a key that requests must send; may be repeated; default: $PACELINE_API_KEY"),
@@ -50,8 +59,8 @@ class ServerArguments:
         Path | None,
         _access(parser=Path, metavar="FILE", help="keys, one per line; # begins a comment"),
     ] = None
-    anyone: Annotated[
-        bool, _access("--anyone", help="require no key, although others can reach the server")
+    no_auth: Annotated[
+        bool, _access("--no-auth", help="accept requests without a key, even on a public address")
     ] = False
     allow_host: Annotated[
         list[str] | None,
@@ -69,7 +78,9 @@ class ServerArguments:
         list[str] | None, Option(help="another name of the model; may be repeated")
     ] = None
     queue: Annotated[int, _load(parser=declare.COUNT, help="requests that may wait")] = 256
-    at_once: Annotated[int, _load(parser=declare.COUNT, help="requests that run at once")] = 64
+    max_concurrent: Annotated[
+        int, _load(parser=declare.COUNT, help="requests that run concurrently")
+    ] = 64
     connections: Annotated[
         int | None,
         _load(
@@ -82,7 +93,7 @@ class ServerArguments:
         float | None,
         _load(parser=declare.TIMEOUT, help="maximum seconds of a request, waiting included"),
     ] = None
-    grace: Annotated[
+    shutdown_timeout: Annotated[
         float, _load(parser=declare.SECONDS, help="seconds that requests may still run at shutdown")
     ] = 30.0
     prompt_cache: Annotated[
@@ -96,7 +107,7 @@ class ServerArguments:
     parallel: Annotated[
         int,
         _load(
-            parser=Whole(1, 32),
+            parser=IntRange(1, 32),
             help="requests that share calls in the engine llamacpp: 1 for one person or agent, "
             "more for many clients",
         ),
@@ -144,11 +155,11 @@ class ServerArguments:
             behind_router=behind_router,
             origins=tuple(self.origin or ()),
             max_waiting=self.queue,
-            max_running=self.at_once,
+            max_running=self.max_concurrent,
             max_connections=self.connections,
             request_seconds=self.timeout,
             prompt_cache_bytes=None if self.prompt_cache is None else int(self.prompt_cache * 1e9),
-            grace_seconds=self.grace,
+            grace_seconds=self.shutdown_timeout,
         )
 
 
@@ -165,7 +176,9 @@ def serve(
     every: Annotated[
         bool, _all("--all", help="serve all installed models; load each on first use")
     ] = False,
-    loaded: Annotated[int, _all(parser=declare.COUNT, help="models that are loaded at once")] = 1,
+    max_loaded_models: Annotated[
+        int, _all(parser=declare.COUNT, help="maximum models in memory")
+    ] = 1,
     memory: Annotated[
         float | None,
         _all(
@@ -174,9 +187,11 @@ def serve(
             help="maximum memory of the loaded models, as estimated; default: the machine's",
         ),
     ] = None,
-    idle: Annotated[
+    keep_alive: Annotated[
         float | None,
-        _all(parser=declare.TIMEOUT, metavar="SECONDS", help="unload a model after this time"),
+        _all(
+            parser=declare.TIMEOUT, metavar="SECONDS", help="unload a model that was idle this long"
+        ),
     ] = None,
     until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
     model: ModelOptions,
@@ -188,8 +203,10 @@ def serve(
     check({"drafter": server.drafter, "policy": server.policy, "max_block": server.max_block})
     check_kept([server.drafter], keep=server.keep)
     settings = server.settings(behind_router=until_input_ends)
-    if not every and (loaded, memory, idle) != (1, None, None):
-        raise InvalidRequest("--loaded, --memory and --idle need --all; add it, or remove them")
+    if not every and (max_loaded_models, memory, keep_alive) != (1, None, None):
+        raise InvalidRequest(
+            "--max-loaded-models, --memory and --keep-alive need --all; add it, or remove them"
+        )
     if every:
         if server.name or server.alias or model.revision or model.engine != "auto":
             raise InvalidRequest("--name, --alias, --revision and --engine are not for --all")
@@ -198,20 +215,22 @@ def serve(
         from paceline.system.machine import memory_bytes
 
         obey_offline(model.offline)
-        most = memory_bytes() if memory is None else int(memory * 1e9)
-        limits = Limits(loaded, most, idle, settings.max_waiting)
+        max_bytes = memory_bytes() if memory is None else int(memory * 1e9)
+        limits = Limits(max_loaded_models, max_bytes, keep_alive, settings.max_waiting)
         words = _child_words(asdict(server) | asdict(model))
-        with _registered() as say:
-            serve_all(model.model, words, settings=settings, limits=limits, say=say, quiet=quiet)
+        with _registered() as write:
+            serve_all(
+                model.model, words, settings=settings, limits=limits, on_line=write, quiet=quiet
+            )
         return 0
-    from paceline.cli.crash import say_crashes
+    from paceline.cli.crash import report_crashes
     from paceline.server.run import CONTEXTS, bound, end_with_input
     from paceline.server.run import serve as run
 
     if until_input_ends:  # also while the model loads
         end_with_input()
     bound(settings).close()  # report an unusable address before a model is loaded
-    say_crashes()
+    report_crashes()
     answering = load_model(
         model,
         Output(quiet=quiet),
@@ -226,9 +245,9 @@ def serve(
     if until_input_ends:  # the router logs requests itself
         run(answering, settings)
     else:
-        with _registered() as say:
-            run(answering, settings, say=say, quiet=quiet)
-    answering.settle()
+        with _registered() as write:
+            run(answering, settings, on_line=write, quiet=quiet)
+    answering.flush()
     return 0
 
 
@@ -244,22 +263,22 @@ def _check(files: "ModelFiles", *, think: bool | None, quiet: bool) -> None:
             files.template.render([{"role": "user", "content": "Hello"}])
     except PacelineError as error:
         if not quiet:
-            say(f"chats are refused: {error}")
+            print_status(f"chats are refused: {error}")
 
 
 @contextmanager
 def _registered() -> Iterator[Callable[[str], None]]:
     """Yield a function that writes a server's lines, and registers it with the first."""
     from paceline.cli.servers import registration
-    from paceline.server.run import say_line
+    from paceline.server.run import print_line
 
     with registration() as register:
 
-        def say(line: str) -> None:
-            say_line(line)
+        def write(line: str) -> None:
+            print_line(line)
             register(line)
 
-        yield say
+        yield write
 
 
 def _child_words(options: Mapping[str, Any]) -> list[str]:

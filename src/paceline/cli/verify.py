@@ -24,7 +24,7 @@ from paceline.cli.options import (
 from paceline.storage.report import Report
 
 if TYPE_CHECKING:
-    from paceline.engines.exact import Compared
+    from paceline.engines.exact import RowComparison
     from paceline.runtime.model import Model
     from paceline.verify.checks import Verdict
 
@@ -160,7 +160,7 @@ def _text(model: "Model", verdict: "Verdict") -> str:
     return "\n".join(lines)
 
 
-def _condition_line(name: str, compared: "Compared") -> str:
+def _condition_line(name: str, compared: "RowComparison") -> str:
     rates = f"{compared.differing} of {compared.rows} differ"
     picks = f", {compared.other_picks} pick another token" if compared.differing else ""
     return f"  {name.replace('_', ' ')}: {rates}{picks}"

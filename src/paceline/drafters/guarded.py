@@ -35,7 +35,7 @@ class GuardedDrafter(Drafter):
             seconds: time limit of a call; the result of the first call over it is still used.
         """
         self.name = inner.name
-        self.silenced = False
+        self.disabled = False
         """True if `inner` has failed: its state for the sequence may be wrong."""
         self._inner, self._seconds, self._fault = inner, seconds, fault
 
@@ -58,7 +58,7 @@ class GuardedDrafter(Drafter):
             self._silence(error)
 
     def _guard(self, call: Callable[[], _T], otherwise: _T) -> _T:
-        if self.silenced:
+        if self.disabled:
             return otherwise
         started = perf_counter()
         try:
@@ -71,6 +71,6 @@ class GuardedDrafter(Drafter):
         return value
 
     def _silence(self, error: Exception) -> None:
-        if not self.silenced:
-            self.silenced = True
+        if not self.disabled:
+            self.disabled = True
             self._fault(self.name, error)

@@ -18,7 +18,7 @@ ENGINES = ("llamacpp",)
 _OF_ONE_ENGINE = {
     "compute_units": ("coreml", "a Core ML model"),
     "device": ("llamacpp", "a GGUF file"),
-    "kv": ("llamacpp", "a GGUF file"),
+    "kv_cache_type": ("llamacpp", "a GGUF file"),
 }
 """Setting -> the engine that has it, and the engine's models."""
 

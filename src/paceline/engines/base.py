@@ -89,11 +89,11 @@ class KVState(NamedTuple):
 
 
 @runtime_checkable
-class KeepsKV(Protocol):
+class SupportsKVExport(Protocol):
     """An engine whose KV can be exported, and restored in another engine of the same kind."""
 
     @property
-    def keeps_kv(self) -> bool:
+    def can_export_kv(self) -> bool:
         """True if it supports this model; recurrent layers have states besides KV."""
         ...
 
@@ -110,7 +110,7 @@ class KeepsKV(Protocol):
 
 
 @runtime_checkable
-class Closes(Protocol):
+class Closeable(Protocol):
     """An engine that holds resources outside Python."""
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class EngineSettings:
     device: str = "auto"
     """`cpu`, `gpu`, or the name of a llama.cpp device; `auto`: a GPU if all of the model fits, else
     the CPU."""
-    kv: str | None = None
+    kv_cache_type: str | None = None
     """KV cache type: "q8_0" needs half the memory; None: the engine's default."""
     taps: tuple[int, ...] = ()
     """Layers whose output hidden states every step returns, from 0."""
@@ -171,8 +171,10 @@ class EngineSettings:
             if value is not None and not _within(value, max_value):
                 expected = f"a whole number from 1 to {max_value}{why}"
                 raise InvalidRequest(f"{name} is {value!r:.40}; expected {expected}")
-        if self.kv not in (None, "q8_0"):
-            raise InvalidRequest(f"kv is {self.kv!r}; expected q8_0, or nothing")
+        if self.kv_cache_type not in (None, "q8_0"):
+            raise InvalidRequest(
+                f"kv_cache_type is {self.kv_cache_type!r}; expected q8_0, or nothing"
+            )
         if self.compute_units not in (None, *COMPUTE_UNITS):
             raise InvalidRequest(
                 f"compute_units is {self.compute_units!r}; expected {', '.join(COMPUTE_UNITS)}"

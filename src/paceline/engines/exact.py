@@ -69,7 +69,7 @@ _QUICK = Depth(3, (3, 1, 2, 4, 8, 16, 32), (31, -1, -_SHORT))
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class RowComparison:
     """Rows under one condition, compared with the reference."""
 
     rows: int = 0
@@ -85,8 +85,8 @@ class Compared:
         """True if rows were compared and none differs."""
         return self.rows > 0 and not self.differing
 
-    def __add__(self, other: "Compared") -> "Compared":
-        return Compared(
+    def __add__(self, other: "RowComparison") -> "RowComparison":
+        return RowComparison(
             self.rows + other.rows,
             self.differing + other.differing,
             self.other_picks + other.other_picks,
@@ -107,17 +107,19 @@ class Compared:
         }
 
 
-def compare(logits: Logits, expected: Logits) -> Compared:
+def compare(logits: Logits, expected: Logits) -> RowComparison:
     """Compare logits, [rows, vocab] float32, bit for bit."""
     differing = (logits.view(np.uint32) != expected.view(np.uint32)).any(axis=1)
     if not differing.any():
-        return Compared(len(logits))
+        return RowComparison(len(logits))
     picks = logits[differing].argmax(axis=1) != expected[differing].argmax(axis=1)
     largest = float(np.abs(logits[differing] - expected[differing]).max())
-    return Compared(len(logits), int(differing.sum()), int(picks.sum()), largest)
+    return RowComparison(len(logits), int(differing.sum()), int(picks.sum()), largest)
 
 
-def measure_invariance(engine: Engine, names: Container[str] = CONDITIONS) -> dict[str, Compared]:
+def measure_invariance(
+    engine: Engine, names: Container[str] = CONDITIONS
+) -> dict[str, RowComparison]:
     """Compare the conditions in `names`; those that do not fit into the engine are missing."""
     sequences = 2 if room_for(engine, 2) >= _MIN_TEXT else 1
     room = room_for(engine, sequences)
@@ -206,7 +208,7 @@ def compare_rows(
     names: Container[str] = CONDITIONS,
     *,
     seconds: float = inf,
-) -> dict[str, Compared]:
+) -> dict[str, RowComparison]:
     """Compare the rows of an answer after a prompt of `context` tokens, by condition.
 
     Conditions whose sequences need more slots than there are, as in some engines, are missing.
@@ -214,9 +216,9 @@ def compare_rows(
     """
     started = perf_counter()
     several = BATCH in names or PREFIX_CACHE in names
-    comparisons: dict[str, Compared] = {}
+    comparisons: dict[str, RowComparison] = {}
     with closing(_Text(engine, context, depth, room_for(engine, 2 if several else 1))) as text:
-        checks: dict[str, Iterator[Compared]] = {
+        checks: dict[str, Iterator[RowComparison]] = {
             BLOCK_LENGTH: text.block_length(),
             CHUNKED_PREFILL: text.chunked_prefill(),
             BATCH: text.batch(),
@@ -225,7 +227,7 @@ def compare_rows(
         for name in (name for name in checks if name in names):
             try:
                 for compared in checks[name]:
-                    comparisons[name] = comparisons.get(name, Compared()) + compared
+                    comparisons[name] = comparisons.get(name, RowComparison()) + compared
                     if perf_counter() - started > seconds:
                         break
             except CacheFull:
@@ -255,7 +257,7 @@ class _Text:
     def close(self) -> None:
         self._sequence.close()
 
-    def block_length(self) -> Iterator[Compared]:
+    def block_length(self) -> Iterator[RowComparison]:
         """Decode the answer in blocks; the last block has more rows, which are dropped."""
         for count in self._depth.blocks:
             self._sequence.rewind(len(self._prompt))
@@ -267,7 +269,7 @@ class _Text:
                 yield compare(rows, self._expected[1 + at :][:kept])
                 self._sequence.commit(kept)
 
-    def batch(self) -> Iterator[Compared]:
+    def batch(self) -> Iterator[RowComparison]:
         """Run it in a batch with a prefill, and in a batch with a decode."""
         sequence = self._sequence
         self._begin_answer()
@@ -287,7 +289,7 @@ class _Text:
                 rows = self._engine.step(work).logits[1].copy()
                 yield compare(rows, self._expected[1 : 1 + count])
 
-    def chunked_prefill(self) -> Iterator[Compared]:
+    def chunked_prefill(self) -> Iterator[RowComparison]:
         """Prefill the prompt in chunks, and then decode the answer."""
         for chunk in self._depth.chunks:
             rows = chunk if chunk > 0 else len(self._prompt) + chunk
@@ -295,7 +297,7 @@ class _Text:
                 self._sequence.rewind(0)
                 yield compare(self._after(self._sequence, rows), self._expected)
 
-    def prefix_cache(self) -> Iterator[Compared]:
+    def prefix_cache(self) -> Iterator[RowComparison]:
         """Fork all prompt slots, all but a few, half, and those of prompt and answer."""
         self._begin_answer()
         size = len(self._prompt)

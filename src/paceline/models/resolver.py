@@ -148,7 +148,7 @@ def _resolve(name: str, request: _Request) -> ModelFiles:
     path = _local(base, request.cache) if target is None else _from_hub(target, base, request)
     if target is not None and not is_exact(target, path.name):
         hint = "" if request.refresh else f"; `paceline pull {base}` looks for a closer match"
-        request.progress.say(f"{base} is interpreted as {path.name}{hint}")
+        request.progress.note(f"{base} is interpreted as {path.name}{hint}")
     if path.is_dir():
         return open_folder(path, base, request.progress)
     if not request.refresh:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from paceline.decoding.generation import Generation, Speculation
 from paceline.decoding.types import Block, Piece, Policy, Step, TokenLogprob
 from paceline.engines.base import Engine, KVSequence, StepResult
-from paceline.engines.exact import Compared
+from paceline.engines.exact import RowComparison
 from paceline.errors import InvalidRequest
 from paceline.runtime.request import Request, RequestDrafters
 from paceline.runtime.result import Result, Stats
@@ -123,7 +123,7 @@ class Answer:
         drafters: RequestDrafters,
         *,
         started: float,
-        exactness: Callable[["Answer"], Mapping[str, Compared] | None],
+        exactness: Callable[["Answer"], Mapping[str, RowComparison] | None],
         on_end: Sequence[Callable[["Answer"], None]] = (),
     ) -> None:
         """Answer `tokens`; `Model._open_answer` explains the arguments.

@@ -10,6 +10,7 @@ from weakref import ref
 from paceline.errors import ContextFull, InvalidRequest
 from paceline.options import Options
 from paceline.runtime.prompt import SYSTEM_ROLES, Message
+from paceline.runtime.renamed import renamed
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result
 
@@ -46,7 +47,7 @@ class Conversation:
         """The number of turns: a turn is a user's message, and all before the next one."""
         return max((turn for turn, _ in _by_turn(self.messages)), default=0)
 
-    def say(self, text: str, **options: Unpack[Options]) -> "Stream":
+    def send(self, text: str, **options: Unpack[Options]) -> "Stream":
         """Answer one more message; both are added to `messages` when the answer has ended.
 
         An answer that fills the context ends with `length`. A stream that is closed before its
@@ -78,6 +79,8 @@ class Conversation:
         stream = Stream(request, self.model._submit, end)
         self._answering = ref(stream)
         return stream
+
+    say = renamed("say", send)
 
     def drop_oldest(self, turns: int = 1) -> list[Message]:
         """Drop the oldest turns, each whole, but no system message; return the dropped messages.

@@ -34,7 +34,7 @@ from paceline.runtime.prompt import Message, encode_prompt, render_chat, text_of
 from paceline.runtime.request import Request
 
 MAX_QUESTIONS = 400
-_MOST_OPTIONS = 255
+_MAX_OPTIONS = 255
 _LABELS = [*ascii_uppercase, *(a + b for a in ascii_uppercase for b in ascii_uppercase)]
 
 _LISTS = {"predicate": ("", ""), "choice": ("choices", "value"), "score": ("levels", "label")}
@@ -192,8 +192,8 @@ def _question(given: Any, path: str) -> Question:
 
 
 def _options(given: Any, path: str, key: str) -> dict[str | bool, str]:
-    is_list = isinstance(given, list | tuple) and 2 <= len(given) <= _MOST_OPTIONS
-    _check(is_list, path, f"a list of 2 to {_MOST_OPTIONS}")
+    is_list = isinstance(given, list | tuple) and 2 <= len(given) <= _MAX_OPTIONS
+    _check(is_list, path, f"a list of 2 to {_MAX_OPTIONS}")
     options: dict[str | bool, str] = {}
     for place, one in enumerate(given):
         value, about = _fields(one, f"{path}[{place}]", key, "description")

@@ -84,7 +84,7 @@ class Drafting:
             folder = cache_dir() / FOLDER
             self.kept = KeptAnswers(name, fingerprint, engine.vocab_size, self.progress, folder)
 
-    def fresh(self) -> "Drafting":
+    def without_history(self) -> "Drafting":
         """Return another with the same drafters open, and without learned statistics or history."""
         other = Drafting(self.files, self.progress)
         other.resources = replace(self.resources, history=AnswerHistory())

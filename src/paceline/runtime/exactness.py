@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.engines.base import Engine
-from paceline.engines.exact import CONDITIONS, Compared, measure_invariance
+from paceline.engines.exact import CONDITIONS, RowComparison, measure_invariance
 from paceline.errors import CacheFull, ModelError
 from paceline.models import Progress, cache_dir
 from paceline.storage.files import digest_of, read_json, write_json
@@ -36,12 +36,12 @@ class Exactness:
         self._path = folder / f"{digest_of(sorted(self._depends.items()))}{_ENDING}"
         self._compared = _read(self._path)[1]
 
-    def compared(
+    def comparisons(
         self,
         names: Set[str] = frozenset(CONDITIONS),
         progress: Progress | None = None,
         make_room: Callable[[], None] = lambda: None,
-    ) -> Mapping[str, Compared] | None:
+    ) -> Mapping[str, RowComparison] | None:
         """Return conditions -> comparison, measured now where one is missing.
 
         `make_room` frees the slots of idle KV. Conditions that do not fit into the free slots are
@@ -75,11 +75,13 @@ def stored_exactness(fingerprint: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Compared]]:
+def _read(path: Path) -> tuple[dict[str, str], dict[str, RowComparison]]:
     """Return the conditions and comparisons of a stored file; empty if it is missing or damaged."""
     try:
         content = read_json(path)
-        compared = {name: Compared(**content["compared"][name]) for name in content["compared"]}
+        compared = {
+            name: RowComparison(**content["compared"][name]) for name in content["compared"]
+        }
         return {**content["depends_on"]}, compared
     except (ModelError, KeyError, TypeError):
         return {}, {}

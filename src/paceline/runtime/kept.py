@@ -48,7 +48,7 @@ class KeptAnswers:
     ) -> None:
         """Read nothing yet; `folder` is that of all models."""
         self._model, self._fingerprint, self._vocab_size = model, fingerprint, vocab_size
-        self._say = progress.say
+        self._note = progress.note
         self._folder = folder / fingerprint[:24]
         self._log, self._counts = self._folder / _LOG, self._folder / _COUNTS
         self._text: KeptText | None = None
@@ -60,7 +60,7 @@ class KeptAnswers:
     @property
     def text(self) -> KeptText | None:
         """The counted answers, or None while too few are saved."""
-        self._say_fault()
+        self._report_fault()
         if not self._opened:
             self._opened = True
             self._open()
@@ -86,15 +86,15 @@ class KeptAnswers:
             self._thread = threading.Thread(target=self._count, name="paceline-kept", daemon=True)
             self._thread.start()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait for the counting thread, if there is one, and report a failure to save."""
         if self._thread is not None:
             self._thread.join()
-        self._say_fault()
+        self._report_fault()
 
     def _open(self) -> None:
         if not self._log.exists():
-            self._say(
+            self._note(
                 f"the tokens of answers of {self._model} are kept on this machine, to draft later "
                 "ones; `paceline forget` removes them"
             )
@@ -104,7 +104,7 @@ class KeptAnswers:
             self._text, facts = KeptText.open(self._counts, self._fingerprint, self._vocab_size)
             self._counted_bytes = facts.log_bytes
         except (ModelError, OSError) as error:
-            self._say(f"{_reason(error)}; it is ignored, and counted again from the next answers")
+            self._note(f"{_reason(error)}; it is ignored, and counted again from the next answers")
 
     def _check(self) -> None:
         """Begin the file of answers, or check that it is this model's; once."""
@@ -178,9 +178,9 @@ class KeptAnswers:
                 (f"answers are not kept: {_reason(error)}{elsewhere(self._folder)}"),
             )
 
-    def _say_fault(self) -> None:
+    def _report_fault(self) -> None:
         if self._fault:
-            self._say(self._fault)
+            self._note(self._fault)
             self._fault = ""
 
 

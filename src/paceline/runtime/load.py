@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from time import perf_counter
 from typing import Never
@@ -23,23 +24,25 @@ from paceline.models import (
 from paceline.runtime.drafting import Drafting
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.model import Model
+from paceline.runtime.renamed import accept_renamed
 from paceline.runtime.request import Defaults, defaults_of
 
 PACKED = "packed"
 """Folder of the cache with copies of weights in an engine's own format."""
 
 
+@accept_renamed(rows="min_rows", kv="kv_cache_type")
 def load(
     name_or_path: str | Path = DEFAULT_MODEL,
     *,
     engine: str = "auto",
-    rows: int = 2,
+    min_rows: int = 2,
     cache_tokens: int | None = None,
     contexts: int = 1,
     parallel: int = 1,
     threads: int | None = None,
     device: str = "auto",
-    kv: str | None = None,
+    kv_cache_type: str | None = None,
     compute_units: str | None = None,
     drafters: Sequence[str] = ("auto",),
     generation_config: str = "auto",
@@ -57,7 +60,7 @@ def load(
             Hub (`owner/name`, `owner/name:Q4_K_M`), or an Ollama model.
         engine: `llamacpp`, `mlx`, or that of an installed package, such as `coreml`;
             `auto`: the engine for the model's files, llamacpp for a GGUF file.
-        rows: minimum rows of a sequence in a forward pass. 2 is exact; 1 is not (see the guide).
+        min_rows: minimum rows of a sequence in a forward pass. 2 is exact, 1 is not.
         cache_tokens: KV slots of all sequences together; None: `contexts` full contexts, at most
             2 GiB, or for several contexts a quarter of the machine's memory.
         contexts: see `cache_tokens`; for many requests at once.
@@ -65,7 +68,7 @@ def load(
         threads: CPU threads; None: the engine's own choice.
         device: for GGUF files `cpu`, `gpu`, or the name of a llama.cpp device; `auto`: a GPU if
             there is one and the whole model fits into its memory.
-        kv: `q8_0`: keys and values in half the memory; None: the library's own.
+        kv_cache_type: `q8_0`: keys and values in half the memory; None: the library's own.
         compute_units: on macOS the devices for Core ML: `all`, `cpu-only`, `cpu-and-gpu` or
             `cpu-and-ne`, the default.
         drafters: drafters of later requests, opened now; others may open the engine again.
@@ -73,7 +76,7 @@ def load(
             from the model's own files; `none`: from neither, which is greedy.
         revision: branch, tag or commit of a model on the Hugging Face Hub; None: the main branch.
         keep: save the tokens of answers in the cache folder, for all processes of this user, and
-            draft later answers from them; `Model.settle` waits until they are counted.
+            draft later answers from them; `Model.flush` waits until they are counted.
         embeddings: open the engine for `Model.embed`, which otherwise opens it again.
         check: called with the model's files before its engine is opened; an error it raises ends
             the load.
@@ -87,7 +90,7 @@ def load(
     """
     started = perf_counter()
     for name in unknown:
-        hint = did_you_mean(name, ("name_or_path", *(load.__kwdefaults__ or ())))
+        hint = did_you_mean(name, [*signature(load).parameters])
         raise InvalidRequest(f"load has no setting {name!r}; {hint}see help(paceline.load)")
     if generation_config not in ("auto", "none"):
         raise InvalidRequest(f"generation_config is {generation_config!r}; expected auto or none")
@@ -95,10 +98,10 @@ def load(
         cache_tokens=cache_tokens,
         contexts=contexts,
         parallel=parallel,
-        min_rows=rows,
+        min_rows=min_rows,
         threads=threads,
         device=device,
-        kv=kv,
+        kv_cache_type=kv_cache_type,
         compute_units=compute_units,
         measurements=cache_dir() / MEASUREMENTS,
         packed=cache_dir() / PACKED,

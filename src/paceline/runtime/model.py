@@ -21,9 +21,9 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Target
 from paceline.decoding.types import FINAL_NORM
 from paceline.drafters import DrafterSpec, DraftKV, Fault
-from paceline.engines.base import Closes, Engine, KVSequence
+from paceline.engines.base import Closeable, Engine, KVSequence
 from paceline.engines.costs import StoredCosts, measure
-from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, Compared
+from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, RowComparison
 from paceline.errors import InvalidRequest
 from paceline.models import TOKENIZER, ModelFiles, TokenBytes, cache_dir
 from paceline.options import Options, described
@@ -40,6 +40,7 @@ from paceline.runtime.drafting import Drafting
 from paceline.runtime.embedding import NO_EMBEDDINGS, Embedding, EmbeddingJob
 from paceline.runtime.exactness import MEASUREMENTS, Exactness
 from paceline.runtime.prompt import Message, Prompt, Prompts, batch_of, check_ids, encode_prompt
+from paceline.runtime.renamed import renamed
 from paceline.runtime.request import (
     Defaults,
     Request,
@@ -142,15 +143,17 @@ class Model:
         requests = [*self._requests(prompts, options)]  # an invalid one is rejected before any runs
         return self._together(requests, "prompt")
 
-    def map(
+    def as_completed(
         self, prompts: Iterable[Prompt], **options: Unpack[Options]
     ) -> Iterator[tuple[int, Result]]:
-        """Answer prompts together; yield the number of each, from 0, and its result, as it ends.
+        """Answer prompts together; yield the index of each, and its result, as it completes.
 
         Prompts are read as running ones end. Raises as `generate` does; an error ends all.
         """
         if isinstance(prompts, str | Mapping):
-            raise InvalidRequest("map answers several prompts, and this is one; use generate")
+            raise InvalidRequest(
+                "as_completed answers several prompts, and this is one; use generate"
+            )
         from paceline.runtime.stream import results_of
 
         return results_of(self._submit, self._requests(prompts, options), "prompt")
@@ -202,10 +205,10 @@ class Model:
         for drafter in dict.fromkeys(drafters):
             self.drafting.open(DrafterSpec.parse(drafter))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait for background work after answers: counting the answer history."""
         if self.drafting.kept is not None:
-            self.drafting.kept.settle()
+            self.drafting.kept.flush()
 
     # -- the scheduler -----------------------------------------------------------------------------
 
@@ -373,7 +376,7 @@ class Model:
 
         def exact() -> bool:
             names = {PREFIX_CACHE, CHUNKED_PREFILL, BATCH}
-            compared = self._exactness.compared(names, make_room=make_room) or {}
+            compared = self._exactness.comparisons(names, make_room=make_room) or {}
             holds = compared.keys() == names and all(one.holds for one in compared.values())
             return holds and self.engine.min_rows > 1 and longest <= self.engine.compared_keys
 
@@ -486,7 +489,7 @@ class Model:
         cost = self.costs.table
         drafters = self.drafting.of_request(request, len(tokens), cost, memory, fault)
 
-        def compare(answer: Answer | None = None) -> Mapping[str, Compared] | None:
+        def compare(answer: Answer | None = None) -> Mapping[str, RowComparison] | None:
             """Return the comparisons for an answer that has ended, or for one that begins."""
             conditions = {
                 BLOCK_LENGTH: not request.drafter.none or self.engine.min_rows < 2,
@@ -496,7 +499,7 @@ class Model:
             }
             names = {name for name, depends in conditions.items() if depends}
             progress = None if answer else self.drafting.progress
-            compared = self._exactness.compared(names, progress, make_room)
+            compared = self._exactness.comparisons(names, progress, make_room)
             return compared if compared is not None and compared.keys() == names else None
 
         if self.files.weights_bytes <= _SMALL_BYTES:  # now, before the prompt takes slots
@@ -535,17 +538,17 @@ class Model:
         """Call a function that uses the engine, between the forward passes of answers."""
         return self.scheduler.call(function)
 
-    def compared(self) -> Mapping[str, Compared]:
+    def exactness_report(self) -> Mapping[str, RowComparison]:
         """Return all conditions of exactness, measured now where one is missing."""
         make_room = self.scheduler.prefix_cache.clear
-        return self.call(partial(self._exactness.compared, make_room=make_room)) or {}
+        return self.call(partial(self._exactness.comparisons, make_room=make_room)) or {}
 
     # -- its life ----------------------------------------------------------------------------------
 
-    def fresh(self) -> "Model":
-        """Return another on the same engine, with the same drafters open and nothing learned."""
+    def without_history(self) -> "Model":
+        """Return a model on the same engine and drafters, without cached prompts or history."""
         owner = self._owner or self
-        drafting = self.drafting.fresh()
+        drafting = self.drafting.without_history()
         other = Model(
             self.files, self.engine, defaults=self.defaults, drafting=drafting, shares_with=owner
         )
@@ -553,7 +556,7 @@ class Model:
         return other
 
     def close(self) -> None:
-        """End all answers and free the engine, which models of `fresh` share.
+        """End all answers and free the engine, which models of `without_history` share.
 
         Further calls do nothing, nor does one in a forked child.
         """
@@ -570,8 +573,13 @@ class Model:
             engine, closed = self.engine, cast("Any", _Closed(self.files.name))
             self._closed = True
             self.engine = self.costs = self._exactness = self.drafting = closed
-            if isinstance(engine, Closes):
+            if isinstance(engine, Closeable):
                 engine.close()
+
+    map = renamed("map", as_completed)
+    settle = renamed("settle", flush)
+    compared = renamed("compared", exactness_report)
+    fresh = renamed("fresh", without_history)
 
 
 class _Closed:
@@ -584,6 +592,6 @@ class _Closed:
         raise InvalidRequest(f"{self._model} is closed; load it again")
 
 
-_ANSWERING = (Model.generate, Model.map, Model.stream, Model.agenerate, Model.astream)
-for _method in (*_ANSWERING, Conversation.say):
+_ANSWERING = (Model.generate, Model.as_completed, Model.stream, Model.agenerate, Model.astream)
+for _method in (*_ANSWERING, Conversation.send):
     _method.__doc__ = f"{getdoc(_method)}\n\nOptions, each a keyword:\n{described()}\n"

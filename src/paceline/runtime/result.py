@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.decoding.types import Counters, FinishReason, TokenLogprob
-from paceline.engines.exact import Compared
+from paceline.engines.exact import RowComparison
 from paceline.runtime.request import Setting
 
 _SHOWN = 60
@@ -118,7 +118,7 @@ class Result:
     """Number of `token_ids` that are reasoning and its tags."""
     stopped_by: str | None = None
     """The stop string that ended the answer, or None."""
-    exactness: Mapping[str, Compared] = field(default_factory=dict)
+    exactness: Mapping[str, RowComparison] = field(default_factory=dict)
     """The evidence for `exact`: condition -> numbers of compared rows and of different ones.
     Empty if nothing can differ, or if there were no slots for the measurement."""
 

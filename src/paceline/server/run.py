@@ -50,7 +50,7 @@ _LAST_SECONDS = 5
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-def say_line(line: str) -> None:
+def print_line(line: str) -> None:
     """Write a line to standard error."""
     sys.stderr.write(f"{visible(line, line=True)}\n")
     sys.stderr.flush()
@@ -88,12 +88,16 @@ class HttpServer(ABC):
         """
 
     def run(
-        self, *, say: Callable[[str], Any] = say_line, signals: bool = False, quiet: bool = True
+        self,
+        *,
+        on_line: Callable[[str], Any] = print_line,
+        signals: bool = False,
+        quiet: bool = True,
     ) -> None:
         """Serve until `stop` is called, or with `signals` until a signal.
 
         Args:
-            say: receives the line with the URL once the server listens.
+            on_line: receives the line with the URL once the server listens.
             signals: True if SIGTERM and SIGINT stop it; the process then ends soon after the grace
                 period, whatever hangs.
             quiet: False: write a line for each request to standard error.
@@ -104,7 +108,7 @@ class HttpServer(ABC):
         limit = connection_limit(self.settings, self.descriptors)
         try:
             with request_log(quiet=quiet), stop_signals(self.stop) if signals else nullcontext():
-                asyncio.run(self._run(say, limit, quiet=quiet))
+                asyncio.run(self._run(on_line, limit, quiet=quiet))
         finally:
             self.close(0.0)
             self._socket.close()
@@ -128,7 +132,7 @@ class HttpServer(ABC):
         if self._stop_requests > 1:
             threading.Thread(target=self.close, args=(0.0,), daemon=True).start()
 
-    async def _run(self, say: Callable[[str], Any], limit: int, *, quiet: bool) -> None:
+    async def _run(self, on_line: Callable[[str], Any], limit: int, *, quiet: bool) -> None:
         self._loop = asyncio.get_running_loop()
         server = _Uvicorn(self._config())
         serving = asyncio.ensure_future(server.serve(sockets=[]))
@@ -136,14 +140,14 @@ class HttpServer(ABC):
             await asyncio.sleep(0.005)
         connections = Connections(server, self.settings, limit)
         accepting = asyncio.ensure_future(connections.accept(self._socket))
-        say(f"serving {self.name} at {self.url}/v1 (a page to chat: {self.url}/)")
+        on_line(f"serving {self.name} at {self.url}/v1 (a page to chat: {self.url}/)")
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if (count := connections.running()) and not quiet:
             requests = f"{count} request{'s' * (count > 1)}"
             grace = self.settings.grace_seconds
-            say_line(f"finishing {requests}, up to {grace:g} s; Ctrl-C again ends it now")
+            print_line(f"finishing {requests}, up to {grace:g} s; Ctrl-C again ends it now")
         await asyncio.to_thread(self.close, self.settings.grace_seconds)
         accepting.cancel()
         connections.close_unfinished()
@@ -187,9 +191,10 @@ def bound(settings: Settings) -> socket.socket:
     PacelineError if it cannot listen there.
     """
     host, port = settings.host, settings.port
-    if not (_is_local(host) or settings.api_keys or settings.anyone):
+    if not (_is_local(host) or settings.api_keys or settings.no_auth):
         raise InvalidRequest(
-            f"other machines can reach a server at {host}: set an API key, or allow --anyone"
+            f"{host} is reachable from other machines; set --api-key, or pass --no-auth to accept "
+            "requests without a key"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -207,7 +212,7 @@ def bound(settings: Settings) -> socket.socket:
 
 def _end_process() -> None:
     """End the process at once: files appear by a rename, so that none is left half-written."""
-    say_line("the server has not ended within its grace period: its process is ended")
+    print_line("the server has not ended within its grace period: its process is ended")
     os._exit(1)
 
 
@@ -243,7 +248,7 @@ def serve(
     model: Model,
     settings: Settings,
     *,
-    say: Callable[[str], Any] = say_line,
+    on_line: Callable[[str], Any] = print_line,
     quiet: bool = True,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; a second signal ends it at once.
@@ -251,7 +256,7 @@ def serve(
     Args:
         model: loaded, with the drafters that requests may name.
         settings: of the server.
-        say: receives the line with the URL once the server listens.
+        on_line: receives the line with the URL once the server listens.
         quiet: False: write a line for each request to standard error.
 
     Raises InvalidRequest and PacelineError as `bound` does, and for the setting `think`.
@@ -259,7 +264,7 @@ def serve(
     server = Server(model, settings)
     with suppress(PacelineError):  # a request for structured output gets the error
         server.service.grammars.json_object()  # warm up: the first grammar takes half a second
-    server.run(say=say, signals=True, quiet=quiet)
+    server.run(on_line=on_line, signals=True, quiet=quiet)
 
 
 class Server(HttpServer):
@@ -279,10 +284,14 @@ class Server(HttpServer):
         self.name, self.app = self.service.name, make_app(self.service)
 
     def run(
-        self, *, say: Callable[[str], Any] = say_line, signals: bool = False, quiet: bool = True
+        self,
+        *,
+        on_line: Callable[[str], Any] = print_line,
+        signals: bool = False,
+        quiet: bool = True,
     ) -> None:
         self.scheduler.start(warm_up=True)
-        super().run(say=say, signals=signals, quiet=quiet)
+        super().run(on_line=on_line, signals=signals, quiet=quiet)
 
     def close(self, grace: float) -> None:
         self.service.close(grace)

@@ -50,7 +50,7 @@ class Settings:
     """Path of the server behind a proxy, such as /m/x; optional in requests."""
     behind_router: bool = False
     """True if only a router has the key, and names the client of each request."""
-    anyone: bool = False
+    no_auth: bool = False
     """True if other machines may reach a server without keys."""
     origins: tuple[str, ...] = ()
     """Allowed origins (scheme://host:port) of web pages; * allows any."""

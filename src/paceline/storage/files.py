@@ -110,7 +110,7 @@ def elsewhere(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Lock a file or folder while the body writes it.
 
     Raises InvalidRequest if another run has it, or it is where nothing can be locked.

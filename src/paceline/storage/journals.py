@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidRequest
-from paceline.storage.files import held, json_lines, writing
+from paceline.storage.files import json_lines, locked, writing
 
 Append = Callable[[dict[str, Any]], None]
 
@@ -37,7 +37,7 @@ def appending(path: Path) -> Iterator[Append]:
         with writing(path):
             # Without a buffer: closing one would write bytes again that a full disk did not take.
             file = stack.enter_context(path.open("ab+", buffering=0))
-            stack.enter_context(held(path))
+            stack.enter_context(locked(path))
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
 

@@ -30,7 +30,7 @@ class Progress:
         self._stream = stream
         self._quiet = quiet
 
-    def say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         if not self._quiet:
             with contextlib.suppress(OSError, ValueError):  # a closed pipe must not stop the work
                 stream = self._target()
@@ -55,7 +55,7 @@ class Progress:
         ...     update(50)
         """
         if not self.is_shown:
-            self.say(label)
+            self.note(label)
             yield self._lines(label, total, unit) if shows_rate and total else lambda _done: None
             return
         from rich.console import Console
@@ -107,7 +107,7 @@ class Progress:
             if monotonic() - last >= _LINE_SECONDS:
                 last = monotonic()
                 left = f", {timedelta(seconds=round((total - done) / speed))} left" if speed else ""
-                self.say(f"{label}: {done} of {total} {unit}, {speed:.1f}/s{left}")
+                self.note(f"{label}: {done} of {total} {unit}, {speed:.1f}/s{left}")
 
         return update
 

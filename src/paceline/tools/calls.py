@@ -178,7 +178,7 @@ class PartStream:
         except NotACall:
             self._pending.clear()
             if self._hold == start:
-                self._say(mark)
+                self._emit_text(mark)
                 source.at = start + len(mark)
             elif self._hold is not None:
                 source.at = self._hold
@@ -190,18 +190,18 @@ class PartStream:
         while True:
             start = source.text.find(mark, source.at)
             if start >= 0:
-                self._say(source.text[source.at : start])
+                self._emit_text(source.text[source.at : start])
                 source.at = start
                 return True
             text = source.text[source.at :]
             keep = 0 if source.ended else overlap(text, mark)
-            self._say(text[: len(text) - keep])
+            self._emit_text(text[: len(text) - keep])
             source.text, source.at = text[len(text) - keep :], 0
             if source.ended:
                 return False
             yield
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         """Append content; white space waits for the text that follows."""
         if self._trim:
             text = text.lstrip()
@@ -269,7 +269,9 @@ class PartStream:
             after = after.replace(part, "", 1)
         yield from source.expect(after)
         self._begin(name)
-        yield from _read_arguments(form, self._functions.get(name, {}), source, self._argue)
+        yield from _read_arguments(
+            form, self._functions.get(name, {}), source, self._emit_arguments
+        )
         yield from source.expect(form.end)
         self._end()
 
@@ -291,7 +293,7 @@ class PartStream:
             elif name and (yield from source.next()) == "{":
                 self._begin(name)
                 begun = True
-                yield from source.json(self._argue)
+                yield from source.json(self._emit_arguments)
             else:
                 read: list[str] = []
                 yield from source.json(read.append)
@@ -303,7 +305,7 @@ class PartStream:
         if not begun:
             arguments = _object(arguments or "{}")
             self._begin(name)
-            self._argue(arguments)
+            self._emit_arguments(arguments)
         self._end()
 
     def _begin(self, name: str) -> None:
@@ -318,7 +320,7 @@ class PartStream:
         if not name or (self._form.bare and name not in self._functions):
             raise NotACall
 
-    def _argue(self, text: str) -> None:
+    def _emit_arguments(self, text: str) -> None:
         self._call_part.grow(text)
         if not self._whole:
             self._pieces.clear()

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline import drafters
 from paceline.engines.base import Engine
-from paceline.engines.exact import BLOCK_LENGTH, Compared, Depth, compare_rows, room_for
+from paceline.engines.exact import BLOCK_LENGTH, Depth, RowComparison, compare_rows, room_for
 from paceline.errors import InvalidRequest
 from paceline.options import GREEDY as NEUTRAL
 from paceline.options import POLICIES, Options
@@ -64,7 +64,7 @@ Check = Callable[[], None]
 class Verdict:
     """Numbers of comparisons, and the differences."""
 
-    conditions: dict[str, Compared] = field(default_factory=dict)
+    conditions: dict[str, RowComparison] = field(default_factory=dict)
     """Condition of `engines/exact.py` -> rows compared under it."""
     answers_compared: int = 0
     answers_differing: list[str] = field(default_factory=list)
@@ -74,8 +74,8 @@ class Verdict:
     """Ids of prompts that do not fit into the context or the KV cache."""
 
     @property
-    def rows(self) -> Compared:
-        return sum(self.conditions.values(), Compared())
+    def rows(self) -> RowComparison:
+        return sum(self.conditions.values(), RowComparison())
 
     @property
     def exact(self) -> bool:
@@ -127,7 +127,7 @@ def row_checks(engine: Engine, verdict: Verdict) -> list[Check]:
 
     def check(keys: int, depth: Depth, *conditions: Sequence[str]) -> None:
         for name, compared in compare_rows(engine, keys, depth, *conditions).items():
-            verdict.conditions[name] = verdict.conditions.get(name, Compared()) + compared
+            verdict.conditions[name] = verdict.conditions.get(name, RowComparison()) + compared
 
     contexts = [at for at in CONTEXTS if at + ROWS <= room_for(engine, 2)]
     thresholds = [keys for keys in THRESHOLDS if keys + ROWS <= room_for(engine, 1)]
@@ -191,7 +191,7 @@ def token_checks(
             "--cache-tokens"
         )
     plain_answers: dict[str, list[int]] = {}
-    uncached = model.fresh()
+    uncached = model.without_history()
 
     def plain(name: str, sampling: Options, length: int) -> list[int]:
         key = f"{name}, {length} tokens, {sampling}"

@@ -35,7 +35,7 @@ def classify(
 
     progress = progress_of(output)
     files = open_artifact(model)
-    classifier = TextClassifier(files.folder, units=compute_units, say=progress.say)
+    classifier = TextClassifier(files.folder, units=compute_units, on_message=progress.note)
     tokenizer = files.tokenizer
     encoded = [tokenizer.encode_with_offsets(part) for part in texts]
     kind = "tokens" if tokens else "entities"
@@ -62,7 +62,7 @@ def classify(
             for one in value[kind]
         ]
         print_table(["text", "start", "end", "label", "score", "characters"], rows)
-        progress.say(
+        progress.note(
             f"{len(texts) / seconds:.1f} texts/s, {len(texts)} in {seconds:.2f} s on "
             f"{classifier.units}"
         )

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from paceline.cli import declare
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import Output, command
-from paceline.options import Range, Whole
+from paceline.options import IntRange, Range
 from paceline_coreml.cli.arguments import Stateless, Weights, check_tools, slots_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ConversionArguments:
     taps: Annotated[
         Any | None,
         Option(
-            parser=_Wholes(Whole(0), "all"),
+            parser=_Wholes(IntRange(0), "all"),
             metavar="N,N",
             help="layers to tap, or all",
         ),

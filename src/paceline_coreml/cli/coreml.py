@@ -9,7 +9,7 @@ from paceline.cli import declare
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import ComputeUnits, Output, command, group
 from paceline.errors import InvalidRequest
-from paceline.options import Real, Whole
+from paceline.options import FloatRange, IntRange
 from paceline_coreml.cli.arguments import (
     Artifact,
     Stateless,
@@ -40,7 +40,9 @@ def golden(
         str | None, Option(help="model it was converted from; default: from its manifest")
     ] = None,
     tokens: Annotated[int, declare.count(help="length of the test text, in tokens")] = 32,
-    threshold: Annotated[float, Option(parser=Real(0, 1), help="minimum cosine similarity")] = 0.99,
+    threshold: Annotated[
+        float, Option(parser=FloatRange(0, 1), help="minimum cosine similarity")
+    ] = 0.99,
     rounding: Annotated[
         Literal["f16", "f32", "engine"],
         Option(help="numerics of the emulator, off a Mac; engine: as on the Neural Engine"),
@@ -81,7 +83,7 @@ def probe(
         str | None,
         Option(metavar="KEY=N,...", help="probe random weights instead: d,heads,kv,dh,ff,T,S"),
     ] = None,
-    layer: Annotated[int, Option(parser=Whole(0), help="layer to probe, from 0")] = 0,
+    layer: Annotated[int, Option(parser=IntRange(0), help="layer to probe, from 0")] = 0,
     rows: Annotated[int | None, declare.count(help="rows per forward pass; default: 8")] = None,
     slots: Annotated[
         int | None, declare.count(help="context length; default: 2048, or the model's own")

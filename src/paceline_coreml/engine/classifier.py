@@ -38,7 +38,7 @@ class TextClassifier:
         *,
         units: str = "cpu-and-ne",
         rounding: str = "f16",
-        say: Callable[[str], None] = lambda _: None,
+        on_message: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Validate an artifact and load its shards.
 
@@ -46,7 +46,7 @@ class TextClassifier:
             folder: the artifact.
             units: compute units on a Mac; see `packages.UNITS`.
             rounding: rounding of the emulator elsewhere: "f16" or "f32".
-            say: gets a message before Core ML compiles shards, which happens once.
+            on_message: gets a message before Core ML compiles shards, which happens once.
 
         Raises:
             ModelError: the artifact is corrupt or not a classifier, or a shard cannot be loaded.
@@ -65,7 +65,7 @@ class TextClassifier:
         """Maximum tokens per text."""
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
         self._cos, self._sin = np.load(folder / ROTARY)
-        opener = PackageOpener(artifact, units=units, rounding=rounding, say=say)
+        opener = PackageOpener(artifact, units=units, rounding=rounding, on_message=on_message)
         self._buckets = {
             rows: _Bucket(
                 opener.open_all(artifact.function(rows)),

@@ -31,9 +31,9 @@ _MAKING = ".making"
 
 
 class CompiledShards:
-    def __init__(self, artifact: Artifact, mac: Mac, say: Callable[[str], None]) -> None:
-        """Prepare the cache; `say` gets a message before packages are compiled."""
-        self._artifact, self._mac, self._say = artifact, mac, say
+    def __init__(self, artifact: Artifact, mac: Mac, on_message: Callable[[str], None]) -> None:
+        """Prepare the cache; `on_message` gets a message before packages are compiled."""
+        self._artifact, self._mac, self._on_message = artifact, mac, on_message
         writable = os.access(artifact.folder, os.W_OK)
         above = artifact.folder if writable else cache_dir() / "coreml" / artifact.fingerprint[:16]
         self.folder = above / "compiled" / f"{mac.build}-{artifact.fingerprint[:16]}"
@@ -81,7 +81,7 @@ class CompiledShards:
         """Wait until no other process compiles this artifact."""
         release = lock_path(self.folder.parent, wait=False)
         if release is None:
-            self._say(f"waiting for another process to compile {self._artifact.name}")
+            self._on_message(f"waiting for another process to compile {self._artifact.name}")
             release = lock_path(self.folder.parent, wait=True)
         if release is None:
             raise ModelError(
@@ -105,7 +105,9 @@ class CompiledShards:
     def _compile(self, paths: Sequence[str]) -> None:
         if not paths:
             return
-        self._say(f"compiling {self._artifact.name} for Core ML, once for this version of macOS")
+        self._on_message(
+            f"compiling {self._artifact.name} for Core ML, once for this version of macOS"
+        )
         packages = [str(self._artifact.folder / path) for path in paths]
         ended = run_child(python("-m", __name__, str(self.folder), *packages))
         self._compiled_here |= {path for path in paths if self._is_whole(path)}

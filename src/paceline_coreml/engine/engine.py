@@ -133,7 +133,9 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         self._units = units if on_a_mac() else REHEARSED
         self._rounding = rounding
         self._embeddings = np.load(folder / EMBEDDINGS, mmap_mode="r")
-        opener = PackageOpener(artifact, units=units, rounding=rounding, say=settings.progress.say)
+        opener = PackageOpener(
+            artifact, units=units, rounding=rounding, on_message=settings.progress.note
+        )
         self._decode, self._prompt = _buckets(artifact, opener, exact=settings.min_rows > 1)
         tokens = settings.cache_tokens or _DEFAULT_SEQUENCES * artifact.slots
         # A sequence's slots are its states, allocated all at once: a KV block is a whole context.

@@ -89,7 +89,7 @@ class PackageOpener:
         *,
         units: str,
         rounding: str,
-        say: Callable[[str], None] = lambda _: None,
+        on_message: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Check that this machine can run shards.
 
@@ -97,7 +97,7 @@ class PackageOpener:
             artifact: the artifact with the shards.
             units: one of `UNITS`; the emulator ignores it.
             rounding: "f16" or "f32", for the emulator.
-            say: gets a message before Core ML compiles shards, which happens once.
+            on_message: gets a message before Core ML compiles shards, which happens once.
 
         Raises:
             InvalidRequest: `units` is unknown.
@@ -112,7 +112,7 @@ class PackageOpener:
             self._mac = this_mac()
             self._mac.check()
             check_installed()
-            self._compiled = CompiledShards(artifact, self._mac, say)
+            self._compiled = CompiledShards(artifact, self._mac, on_message)
 
     def open(self, path: str, function: str | None) -> Package:
         """Load the shard at a path in the artifact; `function` None: the default one.

@@ -84,7 +84,9 @@ def run_shards(
     streams = {width: [_stream(artifact, text) for text in texts] for width in widths}
     outputs: dict[int, dict[str, Floats]] = {width: {} for width in widths}
     logits: dict[int, list[Floats]] = {width: [] for width in widths}
-    opener = PackageOpener(artifact, units=DEFAULT_UNITS, rounding=rounding, say=progress.say)
+    opener = PackageOpener(
+        artifact, units=DEFAULT_UNITS, rounding=rounding, on_message=progress.note
+    )
     shards = (*artifact.layer_shards, *artifact.head_shards)
     label = f"running {artifact.name} shard by shard"
     with progress.task(label, len(shards), unit="packages") as reach:

@@ -267,7 +267,7 @@ def _checks(
     else:
         yield Check("residency", None, "Core ML's plan is only available on a Mac")
     opener = packages.PackageOpener(
-        artifact, units=options.units, rounding="f16", say=options.progress.say
+        artifact, units=options.units, rounding="f16", on_message=options.progress.note
     )
     inputs = CallInputs(rows, *family.rope_tables(), conv_slots=artifact.ring, lags=artifact.lags)
     try:

@@ -73,7 +73,9 @@ def replay_here(model: Model, turns: Sequence[SessionTurn], options: Options) ->
     The error of a failed turn takes the place of its answer, and the next turn continues.
     """
     engine = ForcedEngine(model.engine)
-    model = Model(model.files, engine, defaults=model.defaults, drafting=model.drafting.fresh())
+    model = Model(
+        model.files, engine, defaults=model.defaults, drafting=model.drafting.without_history()
+    )
     try:
         return [_answer(model, engine, turn, options) for turn in turns]
     finally:

@@ -68,7 +68,7 @@ class Contender:
     def answer(self, case: Case) -> Result:
         """Answer without state from earlier requests; greedy unless the case has other options."""
         options: Options = {**GREEDY, **case.options, **self.options}
-        return self.model.fresh().generate(case.prompt, **options)
+        return self.model.without_history().generate(case.prompt, **options)
 
 
 def drafter_name(spec: str) -> str:

@@ -3,7 +3,7 @@
 The measure is mostly a ratio to plain decoding, so records of two machines or days can be compared.
 Rounds of two runs are independent: the range of a quotient is from the minimum of one over the
 maximum of the other to the reverse. Invariant: records with different models, prompts or answer
-lengths are rejected without `anyway`.
+lengths are rejected without `force`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,19 +31,21 @@ class Line(NamedTuple):
         """The second value over the first."""
         first, second = self.before, self.after
         return Spread(
-            second.median / first.median, second.least / first.most, second.most / first.least
+            second.median / first.median,
+            second.min_value / first.max_value,
+            second.max_value / first.min_value,
         )
 
 
-def bench_compare(before: Path, after: Path, *, measure: str, anyway: bool) -> Report:
+def bench_compare(before: Path, after: Path, *, measure: str, force: bool) -> Report:
     """Compare two results, case by case.
 
-    With `anyway`, the model, prompts and answer length may differ. Raises InvalidRequest if a file
+    With `force`, the model, prompts and answer length may differ. Raises InvalidRequest if a file
     is invalid, or the results cannot be compared.
     """
     paths = before, after
     first, second = map(read_record, paths)
-    if not anyway:
+    if not force:
         _check_alike(before, first, after, second)
     lines = [*_lines(first, second, measure)]
     if not lines:
@@ -95,7 +97,7 @@ def _check_alike(first: Path, base: Record, path: Path, other: Record) -> None:
         if base_value != other_value:
             raise InvalidRequest(
                 f"{path} was measured with {difference} than {first} ({str(other_value)[:12]}, not "
-                f"{str(base_value)[:12]}); --anyway compares them nevertheless"
+                f"{str(base_value)[:12]}); --force compares them anyway"
             )
 
 
@@ -107,7 +109,7 @@ def _lines(first: Record, second: Record, measure: str) -> Iterator[Line]:
             continue  # the baseline: always 1
         before = row.spread(measure)
         after = others[row.key].spread(measure) if row.key in others else None
-        if before and after and min(before.least, after.least) > 0:
+        if before and after and min(before.min_value, after.min_value) > 0:
             yield Line(row.case, row.kind, row.contender, before, after)
 
 

@@ -103,5 +103,5 @@ def measured_rows(
         if row.contender != rows[0].contender and "ratio" in row.measures:
             ratios.setdefault(row.contender, []).extend(row.measures["ratio"])
     text = "; ".join(f"{contender} {median(values):.2f}" for contender, values in ratios.items())
-    progress.say(f"{place} {key}: {text}{' (measured before)' if known else ''}")
+    progress.note(f"{place} {key}: {text}{' (measured before)' if known else ''}")
     return rows

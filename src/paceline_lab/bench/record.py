@@ -48,11 +48,11 @@ class Spread(NamedTuple):
     """Median and range of a measure over several rounds."""
 
     median: float
-    least: float
-    most: float
+    min_value: float
+    max_value: float
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
+        return f"{self.median:.2f} ({self.min_value:.2f} to {self.max_value:.2f})"
 
     def rounded(self, digits: int) -> str:
         """Return the median with the range, or the median alone if all three round to it."""

@@ -174,7 +174,7 @@ def _case_line(row: Row, *, single: bool) -> list[str]:
         f"{100 * middle['acceptance_rate']:.0f} %",
         f"{100 * host:.1f} %",
         f"{ratio.median:.2f}",
-        f"{ratio.least:.2f}-{ratio.most:.2f}",
+        f"{ratio.min_value:.2f}-{ratio.max_value:.2f}",
         *([f"{middle['ratio_single_row']:.2f}"] if single else []),
         "yes" if row.facts["same_tokens"] else "NO",
     ]

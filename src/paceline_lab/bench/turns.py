@@ -86,7 +86,7 @@ def measure_turns(
                 for name in _names(prompt, turn.number):
                     place += 1
                     skipped.append(Skipped(name, size, room))
-                    progress.say(str(skipped[-1]))
+                    progress.note(str(skipped[-1]))
                 break
             place += 1
             call = partial(measure, turn, place)

@@ -20,12 +20,12 @@ def compare(
     before: Annotated[Path, Argument(parser=Path, help="JSON of `bench ...`")],
     after: Annotated[Path, Argument(parser=Path, help="another one")],
     measure: Annotated[str, Option(help="the measure to compare")] = "ratio",
-    anyway: Annotated[
-        bool, Option("--anyway", help="also with another model or other prompts")
+    force: Annotated[
+        bool, Option("--force", help="compare results of different models or prompts")
     ] = False,
     output: Output,
 ) -> int:
     """Put two recorded results side by side."""
     from paceline_lab.bench.compare import bench_compare
 
-    return print_report(bench_compare(before, after, measure=measure, anyway=anyway), output)
+    return print_report(bench_compare(before, after, measure=measure, force=force), output)

@@ -17,7 +17,7 @@ from paceline.cli import declare
 from paceline.cli.console import obey_offline, print_report, progress_of
 from paceline.cli.options import ModelArgument, Offline, Output, command
 from paceline.errors import InvalidRequest
-from paceline.options import Real
+from paceline.options import FloatRange
 from paceline.storage.progress import Progress
 from paceline.storage.report import Report
 from paceline.system.machine import lower_priority
@@ -39,7 +39,7 @@ _JSON_BYTES = 12
 def learn(
     *,
     model: ModelArgument,
-    hours: Annotated[float, Option(parser=Real(0, 10_000, open=True), help="at most")] = 8.0,
+    hours: Annotated[float, Option(parser=FloatRange(0, 10_000, open=True), help="at most")] = 8.0,
     tokens: Annotated[
         int | None, declare.count(help="tokens of answers to learn from, in place of a time")
     ] = None,
@@ -63,7 +63,7 @@ def learn(
     if that makes other answers faster, and never changes one. The same command goes on.
     """
     from paceline.runtime.load import load
-    from paceline.storage.files import held
+    from paceline.storage.files import locked
     from paceline.verify.suite import load_suite
     from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker, variety_of
     from paceline_lab.learn.folder import LearntFolder
@@ -82,7 +82,7 @@ def learn(
     with load(
         model,
         engine=engine,
-        rows=1,
+        min_rows=1,
         cache_tokens=CACHE_TOKENS,
         contexts=AT_ONCE,
         drafters=("none",),
@@ -93,8 +93,8 @@ def learn(
         if not given:
             openings(target.files)  # fails before anything is written
         folder = LearntFolder(target.files)
-        with held(folder.path), _said_if_stopped(progress):
-            progress.say(_notice(folder.path, seconds, tokens, AT_ONCE / cost(AT_ONCE), model))
+        with locked(folder.path), _report_if_stopped(progress):
+            progress.note(_notice(folder.path, seconds, tokens, AT_ONCE / cost(AT_ONCE), model))
             variety = variety_of(folder, suites)
             left = _DATA_SHARE * seconds - (monotonic() - began)
             maker = DataMaker(
@@ -133,9 +133,9 @@ def _notice(folder: Path, seconds: float, tokens: int | None, rate: float, model
 
 
 @contextmanager
-def _said_if_stopped(progress: Progress) -> Iterator[None]:
+def _report_if_stopped(progress: Progress) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        progress.say("what was learnt so far is kept; the same command goes on from there")
+        progress.note("what was learnt so far is kept; the same command goes on from there")
         raise

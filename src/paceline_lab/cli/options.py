@@ -65,5 +65,5 @@ def measuring(output: Output) -> Progress:
     """Return the progress of a measurement, after a line if the machine is busy."""
     progress, load, cpus = progress_of(output), load_average(), os.cpu_count() or 1
     if 4 * load > cpus:
-        progress.say(f"the machine is busy: a load of {load:.1f} on {cpus} CPUs; times will vary")
+        progress.note(f"the machine is busy: a load of {load:.1f} on {cpus} CPUs; times will vary")
     return progress

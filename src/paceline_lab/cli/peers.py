@@ -78,7 +78,9 @@ def peers(
                 continue
             threads = model.threads
             opened.append(
-                LlamaServer(loaded.files, binary, context, threads=threads, say=progress.say)
+                LlamaServer(
+                    loaded.files, binary, context, threads=threads, on_message=progress.note
+                )
             )
     contenders = contenders_of(PacelinePeer(loaded), opened)
     head = Record(

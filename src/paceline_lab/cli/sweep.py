@@ -36,7 +36,7 @@ def sweep(
     length: Annotated[
         list[Any],
         declare.several(
-            parser=declare.WholeOr(1, "max", "max", "max"),
+            parser=declare.IntOrKeyword(1, "max", "max", "max"),
             metavar="TOKENS",
             help="tokens of a text of code, or max; may be repeated; "
             "default: 100, 200, 372, 800, 1600, ... max",
@@ -45,7 +45,7 @@ def sweep(
     depth: Annotated[
         list[Any],
         declare.several(
-            parser=declare.WholeOr(0, "max", "max", "max"),
+            parser=declare.IntOrKeyword(0, "max", "max", "max"),
             metavar="TOKENS",
             help="tokens before the suite's questions instead, or max; may be repeated",
         ),

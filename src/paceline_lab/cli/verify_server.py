@@ -20,7 +20,7 @@ from paceline.cli import declare
 from paceline.cli.console import check_writable, print_report, progress_of
 from paceline.cli.options import MaxTokens, Output, ResultFile, Suite, command
 from paceline.errors import InvalidRequest
-from paceline.options import Whole
+from paceline.options import IntRange
 from paceline.storage.progress import Progress
 from paceline.storage.report import Report
 from paceline_lab.client import (
@@ -69,7 +69,7 @@ def verify(
             help="a second server of the same model, started without speculation",
         ),
     ] = None,
-    clients: Annotated[int, Option(parser=Whole(1, 1024), help="maximum requests at once")] = 8,
+    clients: Annotated[int, Option(parser=IntRange(1, 1024), help="maximum requests at once")] = 8,
     rounds: Annotated[int, declare.count(help="repetitions")] = 2,
     result: ResultFile = None,
     output: Output,
@@ -93,10 +93,10 @@ def verify(
     }
     passes = [*product(range(rounds), endpoints, (("alone", 1), (f"{clients} at once", clients)))]
     again = sum(max(len(prompts), at_once) for *_, (_, at_once) in passes)
-    progress.say(f"{len(prompts) + again} requests, of at most {max_tokens} tokens each")
+    progress.note(f"{len(prompts) + again} requests, of at most {max_tokens} tokens each")
     expected = _first_answers(endpoints, prompts, progress)
     seconds = median(answer.seconds for answer in expected.values())
-    progress.say(f"about {again * seconds / 60:.1f} min more, at {seconds:.1f} s per request")
+    progress.note(f"about {again * seconds / 60:.1f} min more, at {seconds:.1f} s per request")
     failed = [
         f"{name} (first): {answer.error}" for name, answer in expected.items() if answer.error
     ]

@@ -194,7 +194,7 @@ class DataMaker:
         if unused == _MAX_UNUSED:
             if not len(self._variety):
                 raise InvalidRequest(f"{name} writes no prompt to its end; {WAY_OUT}")
-            self._progress.say(
+            self._progress.note(
                 f"none of the last {_MAX_UNUSED} prompts by {name} was complete and new; learning "
                 "from what there is"
             )

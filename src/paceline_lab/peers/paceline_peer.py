@@ -26,7 +26,7 @@ class PacelinePeer:
 
     def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
         options: Options = {**GREEDY, "max_tokens": max_tokens, "drafter": _DRAFTERS[mode]}
-        result = self.model.fresh().generate(question.tokens, **options)
+        result = self.model.without_history().generate(question.tokens, **options)
         ended = result.token_ids[-1] in self.model.files.stop_token_ids
         return PeerAnswer(
             result.text,

@@ -97,8 +97,8 @@ def _draw(chart: Chart, axes: Any, names: Sequence[str]) -> None:
         middle = [spread.median for _, spread in marks]
         axes.hlines(
             heights,
-            [spread.least for _, spread in marks],
-            [spread.most for _, spread in marks],
+            [spread.min_value for _, spread in marks],
+            [spread.max_value for _, spread in marks],
             color=colour,
             linewidth=1.2,
         )

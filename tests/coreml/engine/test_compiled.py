@@ -38,7 +38,9 @@ def artifact(tiny_core_ml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def opened(folder: Path, said: list[str] | None = None) -> Packages:
     say = [].append if said is None else said.append
-    opener = PackageOpener(read_artifact(folder), units="cpu-and-ne", rounding="f16", say=say)
+    opener = PackageOpener(
+        read_artifact(folder), units="cpu-and-ne", rounding="f16", on_message=say
+    )
     return opener.open_all(None)
 
 

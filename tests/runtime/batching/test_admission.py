@@ -42,7 +42,7 @@ def one_context(tiny_files: ModelFiles, tiny_cache: Path) -> Model:
 @pytest.fixture
 def model(one_context: Model, cache: Path) -> Iterator[Model]:
     free = one_context.engine.free_slots
-    yield one_context.fresh()
+    yield one_context.without_history()
     assert one_context.engine.free_slots == free
 
 

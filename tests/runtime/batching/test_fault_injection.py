@@ -325,4 +325,4 @@ def test_a_drafter_that_takes_too_long_is_silenced():
     assert list(first.tokens) == [2, 3], "what it made is used"
     assert not guarded.propose([1, 2, 3], 2).tokens
     assert [name for name, _ in faults] == ["faulty"]
-    assert guarded.silenced
+    assert guarded.disabled

@@ -58,7 +58,7 @@ def loaded(files: ModelFiles, cache: Path, parallel: int) -> Model:
 def model(request: pytest.FixtureRequest, cache: Path) -> Iterator[Model]:
     name: str = getattr(request, "param", "alone")
     model: Model = request.getfixturevalue(name)
-    yield model.fresh()
+    yield model.without_history()
     assert model.engine.free_slots == 2048, "slots were lost"
 
 
@@ -83,7 +83,7 @@ def test_a_prompt_is_read_once_and_gives_the_same_tokens_after_a_restart(
 ):
     with running(model) as server:
         plain = [ask(server, PROMPT + end)[0] for end in ("", " and one", " 5 or two")]
-    with running(model.fresh(), SETTINGS) as server:
+    with running(model.without_history(), SETTINGS) as server:
         assert ask(server) == (plain[0], 0)
     (path,) = files(cache)
     assert path.parent.stat().st_mode & 0o077 == 0, "others can read prompts"
@@ -119,7 +119,7 @@ def test_salted_requests_and_those_without_a_cache_are_not_kept(cache: Path, mod
 def test_a_salted_request_does_not_use_what_is_kept(cache: Path, model: Model):
     with running(model, SETTINGS) as server:
         ask(server)
-    with running(model.fresh(), SETTINGS) as server:
+    with running(model.without_history(), SETTINGS) as server:
         assert ask(server, cache_salt="a")[1] == 0
 
 
@@ -273,7 +273,7 @@ def test_a_disk_that_fails_changes_no_answer_and_is_one_line(
 ):
     with running(model) as server:
         plain = ask(server)[0]
-    with running(model.fresh(), SETTINGS) as server:
+    with running(model.without_history(), SETTINGS) as server:
         ask(server)
     original = getattr(Path, call)
 
@@ -287,10 +287,10 @@ def test_a_disk_that_fails_changes_no_answer_and_is_one_line(
         path.unlink()
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(Path, call, fail)
-        with running(model.fresh(), SETTINGS) as server:
+        with running(model.without_history(), SETTINGS) as server:
             assert ask(server)[0] == plain
     assert len([r for r in caplog.records if r.name == "paceline.server"]) <= 1, caplog.text
-    with running(model.fresh(), SETTINGS) as server:
+    with running(model.without_history(), SETTINGS) as server:
         assert ask(server)[0] == plain, "it works again"
 
 

@@ -66,7 +66,7 @@ def stays_well(command: Command, seconds: float) -> None:
 def test_idle_connections_beyond_the_descriptors_leave_room_for_others_and_for_the_end(
     tiny_gguf: Path, cache: Path
 ):
-    arguments = ("--port", "0", "--grace", "1")
+    arguments = ("--port", "0", "--shutdown-timeout", "1")
     with served(tiny_gguf, cache, *arguments, open_files=64) as command:
         for sent in (b"", b"POST / HTTP/1.1\r\n", completion()[:-5]):
             with idle_connections(command.url, 100, sent):
@@ -136,7 +136,7 @@ def test_the_connection_that_was_first_without_a_request_makes_room(model: Model
 def test_a_connection_beyond_busy_ones_gets_one_clear_error(tmp_path: Path, cache: Path):
     endless = write_tiny(tmp_path / "endless.gguf", sizes={**SIZES, "context": 200_000})
     request = completion(stream=True, ignore_eos=True, max_tokens=-1)
-    arguments = ("--port", "0", "--connections", "4", "--grace", "0")
+    arguments = ("--port", "0", "--connections", "4", "--shutdown-timeout", "0")
     with (
         served(endless, cache, *arguments) as command,
         idle_connections(command.url, 4, request) as busy,

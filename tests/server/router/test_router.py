@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.cli.app import main
-from paceline.models import Listed
+from paceline.models import ModelEntry
 from paceline.server.router.pool import Limits
 from paceline.server.router.run import RouterServer
 from paceline.server.settings import Settings
@@ -38,13 +38,13 @@ class RunningRouter:
             settings=Settings(api_keys=keys, request_seconds=PATIENCE),
             limits=Limits(models=1),
             listed=self._listed,
-            say=self.said.append,
+            on_line=self.said.append,
         )
         self._thread = threading.Thread(target=self.server.run, kwargs={"say": self.said.append})
 
-    def _listed(self) -> list[Listed]:
+    def _listed(self) -> list[ModelEntry]:
         paths = sorted(self.folder.glob("*.gguf"))
-        return [Listed(str(path), True, "", None, path.stat().st_size) for path in paths]
+        return [ModelEntry(str(path), True, "", None, path.stat().st_size) for path in paths]
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -9,7 +9,7 @@ from paceline.cli import declare
 from paceline.cli.answers import value_of
 from paceline.cli.chat.session import Session
 from paceline.cli.chat.terminal import HINT, Terminal
-from paceline.cli.console import as_unicode, json_text, say, say_error
+from paceline.cli.console import as_unicode, json_text, print_error, print_status
 from paceline.cli.habits import habits
 from paceline.cli.options import Output
 from paceline.errors import InvalidRequest, PacelineError, did_you_mean
@@ -47,7 +47,7 @@ def run_chat(session: Session, terminal: Terminal, output: Output) -> None:
     A failing message or command never ends it; it prints one line.
     """
     if not output.quiet:
-        say(HINT)
+        print_status(HINT)
     while (message := terminal.message()) is not None:
         try:
             text = as_unicode(message, "the message")
@@ -62,7 +62,7 @@ def run_chat(session: Session, terminal: Terminal, output: Output) -> None:
         except Exception as error:
             fault = f"this turn failed: {' '.join(f'{type(error).__name__}: {error}'.split())}"
             reason = str(error) if isinstance(error, PacelineError) else fault
-            say_error(reason)
+            print_error(reason)
             if output.json:
                 print(json_text({"error": reason}), flush=True)
 
@@ -94,17 +94,17 @@ def run_command(session: Session, message: str) -> bool:
 
 def _help(session: Session, argument: str) -> None:
     for name, command in COMMANDS.items():
-        say(f"{f'{name} {command.argument}':<23}{command.about}")
-    say(_KEYS)
+        print_status(f"{f'{name} {command.argument}':<23}{command.about}")
+    print_status(_KEYS)
 
 
 def _system(session: Session, argument: str) -> None:
     if not argument:
-        say(session.system or "There is no system message.")
+        print_status(session.system or "There is no system message.")
         return
     text = argument.strip('"')
     session.set_system(text)
-    say("The system message is set." if text else "The system message is removed.")
+    print_status("The system message is set." if text else "The system message is removed.")
 
 
 def _set(session: Session, argument: str) -> None:
@@ -117,16 +117,16 @@ def _set(session: Session, argument: str) -> None:
         return
     if value.strip():
         session.set_options(_changed(session.options, name, value.strip()))
-        say(f"{name} is {value.strip()} from the next answer on.")
+        print_status(f"{name} is {value.strip()} from the next answer on.")
         return
     names = [name] if name else _OPTIONS
     for known in names:
         if known not in _OPTIONS:
             _changed({}, known, _DEFAULT)  # raises the error for the name
         if name or session.options.get(known) is not None:
-            say(f"{known}: {session.options.get(known, _DEFAULT)}")
+            print_status(f"{known}: {session.options.get(known, _DEFAULT)}")
     if not name:
-        say(f"To set: {', '.join(_OPTIONS)}; `{_DEFAULT}` leaves one out again.")
+        print_status(f"To set: {', '.join(_OPTIONS)}; `{_DEFAULT}` leaves one out again.")
 
 
 def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:
@@ -158,28 +158,28 @@ def _model(session: Session, argument: str) -> None:
     if argument:
         session.change_model(argument)
     more = " answers the next messages; the conversation is unchanged." if argument else ""
-    say(f"{session.model}{more}")
+    print_status(f"{session.model}{more}")
 
 
 def _save(session: Session, argument: str) -> None:
     if argument or session.saved_as:
-        say(f"{len(session.messages)} messages are in {session.save(argument)}.")
+        print_status(f"{len(session.messages)} messages are in {session.save(argument)}.")
     else:
         session.ask_and_save()
 
 
 def _load(session: Session, argument: str) -> None:
     session.restore(argument)
-    say(f"{len(session.messages)} messages are read; /undo goes back.")
+    print_status(f"{len(session.messages)} messages are read; /undo goes back.")
 
 
 def _clear(session: Session, argument: str) -> None:
     session.clear()
-    say("A new conversation; /undo goes back.")
+    print_status("A new conversation; /undo goes back.")
 
 
 def _undo(session: Session, argument: str) -> None:
-    say(f"Undone: {session.undo()}.")
+    print_status(f"Undone: {session.undo()}.")
 
 
 def _bye(session: Session, argument: str) -> None:

@@ -20,7 +20,7 @@ from paceline.cli.answers import (
     step_printer,
 )
 from paceline.cli.chat.terminal import Terminal
-from paceline.cli.console import json_text, progress_of, read_text, say, say_error
+from paceline.cli.console import json_text, print_error, print_status, progress_of, read_text
 from paceline.cli.options import ModelOptions, Output
 from paceline.drafters import DrafterSpec
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
@@ -75,7 +75,7 @@ class Session:
     def close(self) -> None:
         """Free the model, and wait for its background work."""
         if self._loaded is not None:
-            self._loaded.settle()
+            self._loaded.flush()
             self._loaded = None
             gc.collect()  # the next model needs the memory
 
@@ -102,7 +102,7 @@ class Session:
         if self._loaded is None:
             raise InvalidRequest("no model is loaded; /model NAME loads one")
         conversation = self._loaded.conversation(self.messages if after is None else after)
-        stream = self._say(conversation, message)
+        stream = self._send(conversation, message)
         self._print(stream)
         if has_token := bool(stream.result.token_ids):
             self._change(conversation.messages, step)
@@ -133,7 +133,7 @@ class Session:
             raise InvalidRequest("there is no answer yet")
         answered = self.turn(before[places[-1]]["content"], "/regen", before[: places[-1]])
         if answered and self.last_answer == text:
-            say("[the same answer: /set temperature 0.7 or /set seed default varies it]")
+            print_status("[the same answer: /set temperature 0.7 or /set seed default varies it]")
 
     def set_system(self, text: str) -> None:
         """Replace the system message; an empty text removes it."""
@@ -209,15 +209,15 @@ class Session:
         self._before = [*self._before[1 - _MAX_UNDONE :], _Before(self.messages, step)]
         self.messages = [*messages]
 
-    def _say(self, conversation: Conversation, message: str) -> Stream:
+    def _send(self, conversation: Conversation, message: str) -> Stream:
         """Return the stream of an answer, after dropping turns if the context is full."""
         try:
-            return conversation.say(message, **self.options)
+            return conversation.send(message, **self.options)
         except ContextFull as full:
             if full.turns is None or not self._may_drop(full, full.turns, conversation.turns):
                 raise
             conversation.drop_oldest(full.turns)
-            return conversation.say(message, **self.options)
+            return conversation.send(message, **self.options)
 
     def _may_drop(self, full: ContextFull, count: int, total: int) -> bool:
         """Return whether the oldest turns may be dropped, by the option or the user's answer."""
@@ -225,18 +225,18 @@ class Session:
         counts = f"the context is full: {full.tokens} of {full.context} tokens"
         if self._drop_oldest:
             if not self._output.quiet:
-                say(f"[{counts}; dropped {turns}]")
+                print_status(f"[{counts}; dropped {turns}]")
             return True
         if self._terminal is None:
             return False
-        say(f"{counts[0].upper()}{counts[1:]}, with the new message.")
+        print_status(f"{counts[0].upper()}{counts[1:]}, with the new message.")
         while True:
             answer = self._terminal.ask(f"Drop {turns} and continue? [y]es, [n]o, [s]ave first: ")
             match answer.lower():
                 case "y" | "yes":
                     return True
                 case "" | "n" | "no":
-                    say("Nothing was dropped, and the message was not sent.")
+                    print_status("Nothing was dropped, and the message was not sent.")
                     return False
                 case "s" | "save":
                     self.ask_and_save()
@@ -247,9 +247,9 @@ class Session:
         name = self._terminal.ask("File: ")
         if name:
             try:
-                say(f"{len(self.messages)} messages are in {self.save(name)}.")
+                print_status(f"{len(self.messages)} messages are in {self.save(name)}.")
             except InvalidRequest as error:
-                say_error(error)
+                print_error(error)
 
 
 def path_of(name: str) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from paceline.cli.console import say
+from paceline.cli.console import print_status
 from paceline.system.machine import unseen_keys
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Terminal:
                 if self._interrupted:
                     return None
                 self._interrupted = True
-                say(_ENDS)
+                print_status(_ENDS)
                 continue
             except EOFError:
                 return None

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from paceline.decoding.types import Logits
 from paceline.storage.gguf_file import GgufFile
 
-LEAST_CONTEXT = 256
+MIN_CONTEXT = 256
 """Contexts have a multiple of this many slots: attention pads keys to it."""
 
-MOST_OUTPUTS = 16
+MAX_OUTPUTS = 16
 """Maximum rows of a sequence per pass that get logits: a context has memory for them."""
 
 _VALUE_BYTES = 256
@@ -92,14 +92,14 @@ class Offload(NamedTuple):
 
 class ContextSettings(NamedTuple):
     slots: int
-    """Positions of a sequence; a multiple of `LEAST_CONTEXT`."""
+    """Positions of a sequence; a multiple of `MIN_CONTEXT`."""
     rows: int
     threads: int
     rollback: int = 0
     """With recurrent layers: rows of the last pass that can be dropped, at least one."""
     sequences: int = 1
     """Sequences, each with its own keys and values; see `Binding.shares_calls`."""
-    outputs: int = MOST_OUTPUTS
+    outputs: int = MAX_OUTPUTS
     """Maximum rows of a pass that get logits."""
     taps: tuple[int, ...] = ()
     """Layers whose hidden states every pass outputs; see `EngineSettings.taps`."""

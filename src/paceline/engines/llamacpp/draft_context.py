@@ -20,7 +20,7 @@ from weakref import finalize
 import numpy as np
 
 from paceline.decoding.types import Logits
-from paceline.engines.llamacpp.binding import LEAST_CONTEXT, State, interrupts_after
+from paceline.engines.llamacpp.binding import MIN_CONTEXT, State, interrupts_after
 from paceline.engines.llamacpp.llama_h import (
     DECODE,
     ENCODE,
@@ -52,7 +52,7 @@ class OpenDrafter:
         self.vocab_size, self.width = self.file.vocab_size, binding.width(self.file.pointer)
         self._target = self.file if self.is_inside else NativeModel(binding, target)
         # The drafter's own contexts use it for embeddings and head.
-        self._other = self._context(self._target, LEAST_CONTEXT, inside=False)
+        self._other = self._context(self._target, MIN_CONTEXT, inside=False)
         finalize(self, self._target.open.drop_context, self._other)
 
     def open(self, *, causal: bool, hidden: str) -> "DraftContext":
@@ -100,9 +100,9 @@ class DraftContext:
         self._model, self._binding = model, model.binding
         self._causal, self._hidden = causal, hidden
         self.length = 0
-        self._slots = LEAST_CONTEXT
+        self._slots = MIN_CONTEXT
         self._free: finalize[Any, Any] | None = None
-        self._begin(LEAST_CONTEXT)
+        self._begin(MIN_CONTEXT)
 
     def inject(self, features: Logits, start: int) -> None:
         """Turn features [n, width] into keys and values, from position `start`."""

@@ -24,7 +24,7 @@ from paceline.decoding.types import FINAL_NORM, Block, Logits, Taps, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, KVState, StepResult
 from paceline.engines.exact import rows_hold, together_holds
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
-from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Binding, ContextSettings, Offload
+from paceline.engines.llamacpp.binding import MAX_OUTPUTS, Binding, ContextSettings, Offload
 from paceline.engines.llamacpp.libraries import (
     faster_build,
     installed,
@@ -40,7 +40,7 @@ from paceline.engines.llamacpp.rules import (
     CONTEXTS,
     DEVICE_CONTEXTS,
     KEY_RUN,
-    MOST_ROWS,
+    MAX_ROWS,
     UNPADDED,
     fewer_kernels,
     may_be_single,
@@ -124,7 +124,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         # On a GPU, rows of several sequences in one pass differed from those of each alone.
         self._parallel = 1 if offload else settings.parallel
         self._offload = offload
-        self._quantized = settings.kv is not None
+        self._quantized = settings.kv_cache_type is not None
         self._binding = library_for(
             path,
             installed() if binding is None else (binding,),
@@ -154,19 +154,19 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             rules = self._row_rules(sizes, settings.progress)
         self._use(rules or UNPADDED, sizes, slots)
         # One row is exact where it has the same bits, or where each row runs alone.
-        self.min_rows = max(self.rules.decode.least, settings.min_rows)
+        self.min_rows = max(self.rules.decode.min_rows, settings.min_rows)
 
     def _use(self, rules: RowRules, sizes: Sizes, slots: int) -> None:
         """Run passes by `rules`, in new contexts, with a KV cache of `slots` slots."""
         self.rules = rules
         """Rows of passes by role."""
-        self.min_rows = rules.decode.least
+        self.min_rows = rules.decode.min_rows
         self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
         # At least one: with 0, a context treats its sequences as ones that can be cut anywhere.
         self._rollback = max(rules.rollback, 1) if self._model.recurrent else 0
         states = (1 + self._rollback) * sizes.state
         self.shares_calls = rules.together > 1
-        outputs = max(MOST_OUTPUTS, rules.together, _EMBEDDED_ROWS * len(self.taps))
+        outputs = max(MAX_OUTPUTS, rules.together, _EMBEDDED_ROWS * len(self.taps))
         parallel = self._parallel if self.shares_calls else 1
         layers = tuple(tap for tap in self.taps if tap != FINAL_NORM)
         # A program that uses the engine directly may run it while the scheduler calls `rest`.
@@ -174,9 +174,9 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         self._contexts = Contexts(
             self._model,
             self.context_length,
-            ContextSettings(0, MOST_ROWS, self._threads, self._rollback, parallel, outputs, layers),
+            ContextSettings(0, MAX_ROWS, self._threads, self._rollback, parallel, outputs, layers),
             max_contexts=max(min(max(_STATE_BYTES // max(states, 1), 1), _MAX_CONTEXTS), parallel),
-            max_slots=whole(slots + MOST_ROWS),
+            max_slots=whole(slots + MAX_ROWS),
         )
 
     def open(self) -> LlamaSequence:
@@ -196,7 +196,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         taps: list[Taps] = [{} for _ in work]
         # In the order of `work`, each of many sequences would have lost its own context.
         order = sorted(range(len(work)), key=lambda at: sequences[at].parked)
-        most = self.rules.decode.most if self.shares_calls else 0
+        most = self.rules.decode.max_rows if self.shares_calls else 0
         shared = [at for at in order if not work[at][1].prefill and len(work[at][1].tokens) <= most]
         for at in order:
             if FINAL_NORM in self.taps and work[at][1].prefill and not work[at][1].rows:
@@ -217,18 +217,18 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return StepResult([logits[at] for at in range(len(work))], taps, seconds)
 
     @property
-    def keeps_kv(self) -> bool:
+    def can_export_kv(self) -> bool:
         return not self._model.recurrent
 
     def state_of(self, sequence: KVSequence) -> KVState:
-        """Copy a sequence's KV; see `KeepsKV`."""
+        """Copy a sequence's KV; see `SupportsKVExport`."""
         table = self._table(sequence)
         place = table.place(0)
         table.prepare(place, lambda _: None)
         return KVState(place.state(), table.length)
 
     def restore(self, sequence: KVSequence, state: KVState, length: int) -> None:
-        """Replace a sequence with the first slots of a state; see `KeepsKV`."""
+        """Replace a sequence with the first slots of a state; see `SupportsKVExport`."""
         self._table(sequence).restore(state, length)
 
     def open_drafter(self, path: Path) -> "OpenDrafter":
@@ -309,7 +309,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     def _verified(self, sizes: Sizes) -> RowRules:
         """Return the table's rules that hold on this machine, or those with the fewest kernels."""
         contexts = DEVICE_CONTEXTS if self._offload else CONTEXTS
-        slots = 2 * whole(contexts[-1] + MOST_ROWS)
+        slots = 2 * whole(contexts[-1] + MAX_ROWS)
         content, shared = read_gguf(self.path), self._parallel > 1
         table = table_rules(self._model, content, self._threads, self.context_length, shared=shared)
         for rules in fewer_kernels(table):
@@ -343,7 +343,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     @contextmanager
     def _place(self, sequence: LlamaSequence, block: Block) -> Iterator[NativeSequence]:
-        padding = max(self.rules.decode.least, self.rules.prefill.least)
+        padding = max(self.rules.decode.min_rows, self.rules.prefill.min_rows)
         try:
             place = sequence.place(len(block.tokens) + padding)
             sequence.prepare(place, partial(self._calls, sequence, place))
@@ -361,12 +361,12 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     def _embed(self, sequence: LlamaSequence, block: Block) -> Taps:
         """Run a block of a text; return its rows after the last norm, [rows, d] float32."""
         role = self.rules.prefill
-        range_ = role._replace(most=min(role.most, _EMBEDDED_ROWS))
+        range_ = role._replace(max_rows=min(role.max_rows, _EMBEDDED_ROWS))
         hidden = []
         with self._place(sequence, block) as place:
             for part in sequence.parts(block, place.length, range_, _EMBEDDED_ROWS):
                 tokens, start = block.tokens[part], place.length
-                padded = [*tokens, *[PADDING] * (role.least - len(tokens))]
+                padded = [*tokens, *[PADDING] * (role.min_rows - len(tokens))]
                 hidden.append(place.embed(padded)[: len(tokens)])
                 place.truncate(start + len(tokens))
         return {tap_name(FINAL_NORM): np.concatenate(hidden)}
@@ -376,7 +376,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
         Returns the logits of their trailing rows, by index, for at least one sequence.
         """
-        padding = self.rules.decode.most
+        padding = self.rules.decode.max_rows
         places = [sequence.place(len(block.tokens) + padding) for sequence, block in work]
         rows: dict[int, SharedBlock] = {}
         for index, ((sequence, block), place) in enumerate(zip(work, places, strict=True)):
@@ -401,9 +401,9 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         count = len(block.tokens)
         role = self.rules.prefill if block.prefill else self.rules.decode
         single = count == 1 and not block.prefill and self.rules.single
-        min_rows = 1 if single and self._single_keys[place.length // KEY_RUN] else role.least
+        min_rows = 1 if single and self._single_keys[place.length // KEY_RUN] else role.min_rows
         first = count - block.rows
-        parts = sequence.parts(block, place.length, role, self.rules.decode.most)
+        parts = sequence.parts(block, place.length, role, self.rules.decode.max_rows)
         logits = []
         taps = defaultdict[str, list[Logits]](list)
         for part in parts:
@@ -444,7 +444,7 @@ def open_llamacpp(
         except ModelError as error:
             if settings.device != "auto":
                 raise
-            settings.progress.say(f"{path.name} runs on the CPU: {error}")
+            settings.progress.note(f"{path.name} runs on the CPU: {error}")
             where = str(offload) if engine else "all layers on the CPU"
     engine = engine or LlamaCppEngine(path, context_length, settings, binding=binding)
     if devices:

@@ -149,7 +149,7 @@ class IkLlama(Binding):
         if family not in FAMILIES:
             fault = f"the family {short(repr(family))}; expected one of {', '.join(FAMILIES)}"
         elif window is not None and quantized:
-            fault = "an attention window and keys in q8_0; remove --kv, or use llama.cpp"
+            fault = "an attention window and keys in q8_0; remove --kv-cache-type, or use llama.cpp"
         elif window is not None and window < _MIN_WINDOW:
             fault = f"an attention window of {window}; expected {_MIN_WINDOW} or more"
         elif factors or scaling not in (*_SCALINGS, "longrope" if family == "phi3" else None):

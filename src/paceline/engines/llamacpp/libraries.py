@@ -332,7 +332,7 @@ def offload_for(
     device = max(candidates, key=lambda candidate: candidate.free)
     offload = _fitting(path, device, context_length, settings)
     if is_auto and not offload.is_whole:
-        settings.progress.say(
+        settings.progress.note(
             f"{path.name} runs on the CPU: with its KV cache it does not fit into {device}; "
             f"--device gpu puts {offload.layers} layers there"
         )
@@ -356,7 +356,7 @@ def _fitting(path: Path, device: Device, context_length: int, settings: EngineSe
     size = _number(content, "embedding_length") // max(heads, 1)
     sizes = [_number(content, f"attention.{name}_length", size) for name in ("key", "value")]
     numbers = layers * _number(content, "attention.head_count_kv", heads) * sum(sizes)
-    slot = max(round(numbers * _NUMBER_BYTES[settings.kv]), 1)
+    slot = max(round(numbers * _NUMBER_BYTES[settings.kv_cache_type]), 1)
     slots = replace(settings, contexts=1).slots(context_length, slot)
     weights = sum(shard.stat().st_size for shard in shards_beside(path))
     room = max(device.free - _RESERVE, 0)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Logits, tap_name
 from paceline.engines.llamacpp.binding import (
-    LEAST_CONTEXT,
+    MIN_CONTEXT,
     PARTIAL_STATE,
     Binding,
     ContextSettings,
@@ -111,7 +111,7 @@ class NativeModel:
         window = binding.has_window(pointer)
         self.heads = None if window else binding.heads(pointer)
         """Attention heads, if all layers have the same number and no window."""
-        self.span = LEAST_CONTEXT if offload else binding.window_span * window
+        self.span = MIN_CONTEXT if offload else binding.window_span * window
         """No pass crosses a multiple of this position; 0: any may."""
         self.recurrent = binding.is_recurrent(pointer)
         """True if some layers have a state instead of keys and values."""
@@ -120,7 +120,7 @@ class NativeModel:
             self.close()
             raise ModelError(
                 f"{path} has head sizes that are not multiples of 32, so keys and values cannot be "
-                "in q8_0; remove --kv"
+                "in q8_0; remove --kv-cache-type"
             )
         if self.recurrent and not binding.rolls_back:
             fault = "recurrent layers"
@@ -141,7 +141,7 @@ class NativeModel:
         Raises ModelError for recurrent layers that cannot be rolled back.
         """
         rollback = int(self.recurrent)
-        sequence = self.sequence(ContextSettings(LEAST_CONTEXT, _SOME_ROWS, threads, rollback))
+        sequence = self.sequence(ContextSettings(MIN_CONTEXT, _SOME_ROWS, threads, rollback))
         rows = _SOME_ROWS // 4 if self.offload else _SOME_ROWS
         sizes = []
         for _ in range(2):

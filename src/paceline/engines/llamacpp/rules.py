@@ -15,17 +15,17 @@ from collections.abc import Iterator
 from math import gcd
 from typing import NamedTuple
 
-from paceline.engines.llamacpp.binding import MOST_OUTPUTS, Heads
+from paceline.engines.llamacpp.binding import MAX_OUTPUTS, Heads
 from paceline.engines.llamacpp.native import NativeModel
 from paceline.engines.llamacpp.weights import CONVOLUTIONS, FLOATS, TILED, kind_of
 from paceline.engines.rows import RowRange, RowRules
 from paceline.storage.gguf_file import GgufFile, Tensor
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 """Maximum rows of a pass."""
 
 _TOGETHER_ROWS = 32
-"""Maximum rows of an answer's pass, of several sequences; one has `MOST_OUTPUTS`."""
+"""Maximum rows of an answer's pass, of several sequences; one has `MAX_OUTPUTS`."""
 
 CONTEXTS, DEVICE_CONTEXTS = (40, 400, 608, 1072), (40, 1100, 4000)
 """Keys before the compared rows: below and above 256, where the libraries begin to drop masked
@@ -33,7 +33,7 @@ keys, and 512 and 1,024; on a device, whose passes end before a multiple of 256.
 
 _ONE = RowRange(1, 1)
 
-UNPADDED = RowRules(RowRange(1, MOST_OUTPUTS), RowRange(1, MOST_ROWS))
+UNPADDED = RowRules(RowRange(1, MAX_OUTPUTS), RowRange(1, MAX_ROWS))
 """Rules if `min_rows` is 1: a row's bits depend on its pass."""
 
 
@@ -44,11 +44,11 @@ class RowLimits(NamedTuple):
     """Maximum rows of an answer's pass: with more, another kernel runs."""
     prompt: int = 2
     """Minimum rows of a prompt's pass: with fewer, the answer's kernel runs."""
-    most: int = MOST_ROWS
+    max_rows: int = MAX_ROWS
     """Maximum rows of any pass."""
     single: bool = True
     """True if a single row's products are added in the same order as those of several."""
-    least: int = 2
+    min_rows: int = 2
     """Minimum rows of any pass, except a single one."""
 
 
@@ -61,18 +61,18 @@ _LLAMA = {
 _IK, _IK_OTHERS = {"Q6_K": RowLimits(prompt=64)}, RowLimits(prompt=32)
 """Weight type -> limits in ik_llama.cpp without a packed copy, and those of other types."""
 
-_IK_FOURS = {"Q4_1": RowLimits(most=16), "Q5_1": RowLimits(most=16)}
+_IK_FOURS = {"Q4_1": RowLimits(max_rows=16), "Q5_1": RowLimits(max_rows=16)}
 """Limits of types that ik_llama.cpp repacks four groups at a time. It reads past the end of a row
 unless it has a multiple of four groups: KL 0.7 at 576 inputs."""
 
-_GPU = RowLimits(decode=4, prompt=128, most=128, single=False, least=3)
+_GPU = RowLimits(decode=4, prompt=128, max_rows=128, single=False, min_rows=3)
 """CUDA on an H200: {3, 4} is in a class with all weights and keys that were measured. A prompt has
 two passes between multiples of 256 keys."""
 
-_GPU_FEW_QUERIES = _GPU._replace(least=2)
+_GPU_FEW_QUERIES = _GPU._replace(min_rows=2)
 """The same for up to two query heads per key head, and keys in F16."""
 
-_SOFTWARE = RowLimits(decode=4, prompt=3, most=4, single=False, least=3)
+_SOFTWARE = RowLimits(decode=4, prompt=3, max_rows=4, single=False, min_rows=3)
 """Mesa's software device: each number of rows above is compiled in 10 to 50 s."""
 
 _GROUP = 32
@@ -104,15 +104,15 @@ def table_rules(
     limits = [*_limits(model, content, threads)]
     decode = min(each.decode for each in limits)
     prompt = max(each.prompt for each in limits)
-    max_rows = min(each.most for each in limits)
-    min_rows = max(each.least for each in limits)
-    answer = RowRange(min_rows, min(MOST_OUTPUTS, decode, max_rows))
+    max_rows = min(each.max_rows for each in limits)
+    min_rows = max(each.min_rows for each in limits)
+    answer = RowRange(min_rows, min(MAX_OUTPUTS, decode, max_rows))
     # No pass is padded past a multiple of `span`, unless padding counts like rows.
     padded = model.span and model.offload is None and prompt > min_rows
     single = all(each.single for each in limits) and any(
-        all(may_be_single(model, threads, keys + row) for row in range(answer.most))
+        all(may_be_single(model, threads, keys + row) for row in range(answer.max_rows))
         for keys in CONTEXTS[:2]
-        if keys + answer.most <= length
+        if keys + answer.max_rows <= length
     )
     return RowRules(
         answer,
@@ -194,7 +194,7 @@ def _llama_limits(tensor: Tensor, *, packed: bool) -> RowLimits:
         return RowLimits()  # not multiplied as a matrix
     limits = _LLAMA.get(kind, RowLimits())
     is_tiled = kind in TILED and dimensions == _EXPERTS
-    return limits._replace(most=limits.decode) if is_tiled else limits
+    return limits._replace(max_rows=limits.decode) if is_tiled else limits
 
 
 def ik_key_limits(heads: Heads | None, threads: int) -> RowLimits:

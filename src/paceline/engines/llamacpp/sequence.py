@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 from paceline.decoding.types import Block, Logits, Taps
 from paceline.engines.base import KVState
 from paceline.engines.kv_blocks import BlockPool, PrefillTable
-from paceline.engines.llamacpp.binding import LEAST_CONTEXT, ContextSettings, State
+from paceline.engines.llamacpp.binding import MIN_CONTEXT, ContextSettings, State
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence
 from paceline.engines.rows import RowRange
 from paceline.errors import CacheFull, ModelError
@@ -31,12 +31,12 @@ from paceline.errors import CacheFull, ModelError
 PADDING = 0
 """Token of padding rows; every vocabulary has it."""
 
-_FIRST_SLOTS = 2 * LEAST_CONTEXT
+_FIRST_SLOTS = 2 * MIN_CONTEXT
 _MAX_SPARE = 2
 """Contexts kept without a sequence, for the next one."""
 
 
-class Parked(NamedTuple):
+class EvictedState(NamedTuple):
     state: State
     held: int
     """Slots of the state: a context needs that many to load it."""
@@ -73,10 +73,10 @@ class Contexts:
         self._longest = whole(context_length + settings.rows)
         self._max_contexts, self._max_slots = max_contexts, max_slots
         self._lent: OrderedDict[Hashable, NativeSequence] = OrderedDict()  # least recent first
-        self._parked: dict[Hashable, Parked] = {}
+        self._parked: dict[Hashable, EvictedState] = {}
         self._free: dict[NativeContext, list[NativeSequence]] = {}  # places, of every context
 
-    def lent_to(self, sequence: Hashable) -> bool:
+    def is_assigned_to(self, sequence: Hashable) -> bool:
         return sequence in self._lent
 
     def of(self, sequence: Hashable, end: int) -> NativeSequence:
@@ -106,7 +106,7 @@ class Contexts:
         parked = self._parked.get(sequence) or _parked(self.of(sequence, shared))
         self._parked[other] = parked._replace(length=shared, recurrent=recurrent)
 
-    def park(self, sequence: Hashable, parked: Parked) -> None:
+    def park(self, sequence: Hashable, parked: EvictedState) -> None:
         self._parked[sequence] = parked
 
     def forget(self, sequence: Hashable) -> None:
@@ -200,12 +200,12 @@ class Contexts:
         context.close()
 
 
-def _parked(place: NativeSequence) -> Parked:
-    return Parked(place.state(), place.length, place.length)
+def _parked(place: NativeSequence) -> EvictedState:
+    return EvictedState(place.state(), place.length, place.length)
 
 
 def whole(slots: int) -> int:
-    return -(-slots // LEAST_CONTEXT) * LEAST_CONTEXT
+    return -(-slots // MIN_CONTEXT) * MIN_CONTEXT
 
 
 class LlamaSequence(PrefillTable):
@@ -217,7 +217,7 @@ class LlamaSequence(PrefillTable):
 
     @property
     def parked(self) -> bool:
-        return not self._contexts.lent_to(self)
+        return not self._contexts.is_assigned_to(self)
 
     def place(self, rows: int) -> NativeSequence:
         """Return a place with room for `rows` rows; `prepare` makes it hold `length` slots."""
@@ -241,7 +241,7 @@ class LlamaSequence(PrefillTable):
         count, span = len(block.tokens), self._contexts.span
         # Bits depend on keys up to the pass's last row, in steps of `span`. With passes of 4 rows,
         # row 252 is the last one whose padded pass ends before 256; those after it run together.
-        last = at + rows.least - 1 if self._contexts.counts_padding else at
+        last = at + rows.min_rows - 1 if self._contexts.counts_padding else at
         cuts = range(span - last % span, count, span) if span else ()
         return parts_between(block, {0, *cuts, count}, rows, outputs)
 
@@ -275,12 +275,12 @@ class LlamaSequence(PrefillTable):
         self._contexts.copy(self, fork, shared)
 
     def restore(self, state: KVState, length: int) -> None:
-        """Hold the first `length` slots of a state; see `KeepsKV`."""
+        """Hold the first `length` slots of a state; see `SupportsKVExport`."""
         self.close()
         self.reserve(length)
         super().commit(length)
         self._shareable_length = length
-        self._contexts.park(self, Parked(state.data, state.length, length))
+        self._contexts.park(self, EvictedState(state.data, state.length, length))
         try:
             self.place(1)  # the library reads it
         except ModelError:
@@ -298,8 +298,8 @@ def parts_between(block: Block, cuts: set[int], rows: RowRange, outputs: int) ->
     ends = sorted(cuts | {first} if block.rows > outputs else cuts)
     parts = []
     for start, stop in pairwise(ends):
-        max_rows = min(rows.most, outputs) if start >= first else rows.most
-        inner = RowRange(rows.least, max_rows).split(stop - start)
+        max_rows = min(rows.max_rows, outputs) if start >= first else rows.max_rows
+        inner = RowRange(rows.min_rows, max_rows).split(stop - start)
         parts += [slice(start + part.start, start + part.stop) for part in inner]
     return parts
 

@@ -109,7 +109,7 @@ def check_fits(name: str, weights: int, progress: Progress, advice: str = "") ->
             f"smaller model or quantization{advice}"
         )
     if not fits(weights):
-        progress.say(
+        progress.note(
             f"{name} needs about {megabytes(memory_needed(weights))} of memory, but this machine "
             f"has {has}"
         )

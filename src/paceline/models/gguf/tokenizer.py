@@ -29,7 +29,7 @@ _KEEP_SPACE = frozenset(["<unk>", "<s>", "<|endoftext|>"])
 """Phi-3's control tokens; white space after them is text (as in llama.cpp)."""
 
 
-class Unread(ModelError):
+class UnsupportedTokenizer(ModelError):
     """A tokenizer that cannot be read from the metadata; the message names it."""
 
 
@@ -43,7 +43,7 @@ def build_tokenizer(path: Path, fields: Mapping[str, Any]) -> str:
     made, reason = None, ""
     try:
         made = make_tokenizer(fields).to_str()
-    except Unread as error:
+    except UnsupportedTokenizer as error:
         reason = str(error)
     if made is not None and not unnamed:
         return made
@@ -82,7 +82,7 @@ def _misfit(path: Path, fields: Mapping[str, Any]) -> str | None:
 
 
 def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
-    """Build the tokenizer of checked metadata. Raises Unread."""
+    """Build the tokenizer of checked metadata. Raises UnsupportedTokenizer."""
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     _refuse_options(fields, kind)
     if kind == "llama":
@@ -92,7 +92,7 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
     elif kind == "gpt2" and isinstance(pre, str) and pre in PRE_TOKENIZERS:
         tokenizer = _bpe(fields, PRE_TOKENIZERS[pre])
     else:
-        raise Unread(
+        raise UnsupportedTokenizer(
             f"a tokenizer of kind {short(kind)}/{short(pre)}, not supported; expected llama, "
             f"gemma4, or gpt2 with one of {len(PRE_TOKENIZERS)} pre-tokenizers, such as llama-bpe"
         )
@@ -102,7 +102,7 @@ def make_tokenizer(fields: Mapping[str, Any]) -> "Tokenizer":
 
 
 def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
-    """Raise Unread for an unimplemented option that would change the ids."""
+    """Raise UnsupportedTokenizer for an unimplemented option that would change the ids."""
     options = ["remove_extra_whitespaces"]
     if f"{fields.get('general.architecture')}.pooling_type" not in fields:
         options.append("add_eos_token")  # `pooling_facts` reads it for embedding models
@@ -110,10 +110,14 @@ def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
         options.append("add_space_prefix")  # llama.cpp ignores it; the models' own files do not
     for option in options:
         if fields.get(f"tokenizer.ggml.{option}"):
-            raise Unread(f"a tokenizer with the option {option}, which is not implemented")
+            raise UnsupportedTokenizer(
+                f"a tokenizer with the option {option}, which is not implemented"
+            )
     charsmap = fields.get("tokenizer.ggml.precompiled_charsmap")
     if isinstance(charsmap, NumberArray) and len(charsmap.values):
-        raise Unread("a tokenizer with a precompiled_charsmap, which is not implemented")
+        raise UnsupportedTokenizer(
+            "a tokenizer with a precompiled_charsmap, which is not implemented"
+        )
 
 
 def _bpe(fields: Mapping[str, Any], pre: PreTokenizer) -> "Tokenizer":
@@ -123,10 +127,10 @@ def _bpe(fields: Mapping[str, Any], pre: PreTokenizer) -> "Tokenizer":
 
     merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges", ())]
     if not merges:
-        raise Unread("a BPE tokenizer without merges")
+        raise UnsupportedTokenizer("a BPE tokenizer without merges")
     ids = _ids(fields)
     if pre.marks_spaces and not _has_bytes(ids):
-        raise Unread("a BPE tokenizer of plain text without tokens for bytes")
+        raise UnsupportedTokenizer("a BPE tokenizer of plain text without tokens for bytes")
     tokenizer = Tokenizer(
         models.BPE(ids, merges, ignore_merges=pre.ignore_merges, byte_fallback=pre.marks_spaces)
     )
@@ -188,16 +192,20 @@ def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _checked_scores(fields: Mapping[str, Any]) -> list[float]:
-    """Return the scores if they rank merges; otherwise raise Unread."""
+    """Return the scores if they rank merges; otherwise raise UnsupportedTokenizer."""
     ranks: list[float] = listed(fields, "scores")
     types = token_types(fields)
     normal = [score for score, kind in zip(ranks, types, strict=False) if kind == TokenType.NORMAL]
     if not ranks or not all(map(math.isfinite, normal)):
-        raise Unread("a SentencePiece tokenizer without scores")
+        raise UnsupportedTokenizer("a SentencePiece tokenizer without scores")
     if len(normal) > 1 and len(set(normal)) == 1:  # converted from a tokenizer.json
-        raise Unread("a SentencePiece tokenizer whose scores are all equal, so its merges are lost")
+        raise UnsupportedTokenizer(
+            "a SentencePiece tokenizer whose scores are all equal, so its merges are lost"
+        )
     if sum(score != int(score) for score in normal) > len(normal) / 2:
-        raise Unread("a SentencePiece tokenizer of the kind Unigram (its scores are probabilities)")
+        raise UnsupportedTokenizer(
+            "a SentencePiece tokenizer of the kind Unigram (its scores are probabilities)"
+        )
     return ranks
 
 

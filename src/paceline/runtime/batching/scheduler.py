@@ -431,7 +431,7 @@ class Scheduler:
         return True
 
     def _drafter_failed(self, request: ref[BatchRequest], drafter: str, error: Exception) -> None:
-        log.warning("drafter %s is silenced for a request: %s", drafter, type(error).__name__)
+        log.warning("drafter %s is disabled for a request: %s", drafter, type(error).__name__)
         self.load.failed_drafters[drafter] += 1
         if (queued := request()) is not None:  # a strong reference keeps it and its model alive
             queued.drafter_failed = True

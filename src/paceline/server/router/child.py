@@ -28,9 +28,9 @@ _LONGEST = 24 * 3600.0
 class Child:
     """A model's server in its own process."""
 
-    def __init__(self, process: Process, key: str, say: Callable[[str], None]) -> None:
-        """Use a process that was just started; `say` receives the lines that it prints."""
-        self._process, self.say = process, say
+    def __init__(self, process: Process, key: str, on_line: Callable[[str], None]) -> None:
+        """Use a process that was just started; `on_line` receives the lines that it prints."""
+        self._process, self.on_line = process, on_line
         self._lines: deque[str] = deque(maxlen=200)
         self._listening = asyncio.get_running_loop().create_future()
         self._reading = asyncio.ensure_future(self._read())
@@ -41,13 +41,15 @@ class Child:
         """Headers for requests to it."""
 
     @classmethod
-    async def start(cls, model: str, options: Sequence[str], say: Callable[[str], None]) -> "Child":
+    async def start(
+        cls, model: str, options: Sequence[str], on_line: Callable[[str], None]
+    ) -> "Child":
         """Load a model; return once its server listens.
 
         Args:
             model: its name or path.
             options: further options of `paceline serve`.
-            say: receives the lines of its log.
+            on_line: receives the lines of its log.
 
         Raises:
             ModelError: the model cannot be loaded; the message has the reason.
@@ -67,7 +69,7 @@ class Child:
             )
         except OSError as error:
             raise PacelineError(f"cannot start the process of {model}: {error.strerror}") from error
-        child = cls(process, key, say)
+        child = cls(process, key, on_line)
         try:
             child.url = await child._listening
         except BaseException:
@@ -99,7 +101,7 @@ class Child:
             if match and not self._listening.done():
                 self._listening.set_result(match[1])
             else:
-                self.say(line)
+                self.on_line(line)
         await self._process.wait()
         if not self._listening.done():
             self._listening.set_exception(ModelError(self.reason()))

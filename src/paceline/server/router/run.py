@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import DEFAULT_MODEL, Listed, list_models, memory_needed
+from paceline.models import DEFAULT_MODEL, ModelEntry, list_models, memory_needed
 from paceline.runtime.batching.request import TimedOut
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.info import model_entry, model_list
@@ -35,7 +35,7 @@ from paceline.server.http import CLIENT_HEADER, Reply, client_of
 from paceline.server.json_body import Body, parse
 from paceline.server.router.child import Child
 from paceline.server.router.pool import Limits, Pool
-from paceline.server.run import HttpServer, say_line
+from paceline.server.run import HttpServer, print_line
 from paceline.server.service import Lane
 from paceline.server.settings import Settings
 
@@ -64,13 +64,17 @@ class Router:
     """Models by name, for many clients. For one event loop alone."""
 
     def __init__(
-        self, listed: Callable[[], Sequence[Listed]], pool: Pool, settings: Settings, default: str
+        self,
+        listed: Callable[[], Sequence[ModelEntry]],
+        pool: Pool,
+        settings: Settings,
+        default: str,
     ) -> None:
         """Serve the models of `listed`; `default` is used for requests that name none."""
         self.settings = settings
         self.errors = 0  # requests that failed in the router, not in a model's process
         self._listed, self._pool, self._default = listed, pool, default
-        self._models: dict[str, Listed] = {}
+        self._models: dict[str, ModelEntry] = {}
         self._read = -_LIST_SECONDS
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -152,7 +156,7 @@ class Router:
             await response.aclose()
         await reply.write(b"", more=False)
 
-    async def _model(self, name: str | None) -> Listed:
+    async def _model(self, name: str | None) -> ModelEntry:
         """Return the model with a name. Raises ApiError if it is not installed."""
         model = name or self._default
         if model not in self._models and monotonic() - self._read >= _LIST_SECONDS:
@@ -178,7 +182,7 @@ class Router:
             return await self._list(request)
         return JSONResponse(self._entry(await self._model(request.path_params["name"])))
 
-    def _entry(self, model: Listed) -> dict[str, Any]:
+    def _entry(self, model: ModelEntry) -> dict[str, Any]:
         state = self._pool.states.get(model.name, "unloaded")
         return model_entry(model.name, status={"value": state})  # as in llama.cpp's router
 
@@ -298,16 +302,16 @@ class RouterServer(HttpServer):
         *,
         settings: Settings,
         limits: Limits,
-        listed: Callable[[], Sequence[Listed]] = list_models,
-        say: Callable[[str], Any],
+        listed: Callable[[], Sequence[ModelEntry]] = list_models,
+        on_line: Callable[[str], Any],
     ) -> None:
         """Bind the address; see `serve_all`. `listed` lists the installed models."""
         super().__init__(settings)
 
         async def load(name: str) -> Child:
-            say(f"loading {name}")
+            on_line(f"loading {name}")
             words = ["--name", name, *options]
-            return await Child.start(name, words, lambda line: say(f"{name}: {line}"))
+            return await Child.start(name, words, lambda line: on_line(f"{name}: {line}"))
 
         self.router = Router(listed, Pool(load, limits), self.settings, default)
         self.app = application(self.router, self.router.routes())
@@ -322,7 +326,7 @@ def serve_all(
     *,
     settings: Settings,
     limits: Limits,
-    say: Callable[[str], Any] = say_line,
+    on_line: Callable[[str], Any] = print_line,
     quiet: bool = True,
 ) -> None:
     """Serve all installed models until SIGTERM or SIGINT; a second signal ends it at once.
@@ -332,7 +336,7 @@ def serve_all(
         options: options of `paceline serve` for each model's own process.
         settings: of the server; settings of answers are among the `options`.
         limits: how many models are loaded, and for how long.
-        say: receives the line with the URL once the server listens, then the models' output.
+        on_line: receives the line with the URL once the server listens, then the models' output.
         quiet: False: write a line for each request to standard error.
 
     Raises as `bound` does, and InvalidRequest if the default model is not installed. Only the
@@ -345,5 +349,5 @@ def serve_all(
             f"--model {default} is not among the models that are here ({known}): name one of them, "
             "or fetch it first with paceline pull"
         )
-    server = RouterServer(default, options, settings=settings, limits=limits, say=say)
-    server.run(say=say, signals=True, quiet=quiet)
+    server = RouterServer(default, options, settings=settings, limits=limits, on_line=on_line)
+    server.run(on_line=on_line, signals=True, quiet=quiet)

@@ -46,19 +46,19 @@ class LlamaServer:
         context: int,
         *,
         threads: int | None,
-        say: Callable[[str], None],
+        on_message: Callable[[str], None],
     ) -> None:
         """Start it once, so that its errors are raised before anything is measured.
 
         `context` is the tokens of the longest question and its answer; without `threads`, one per
-        core that this process may use; `say` prints a note for the user.
+        core that this process may use; `on_message` prints a note for the user.
 
         Raises ModelError if the model is not a GGUF file, or the server cannot load it.
         """
         if files.weights is None:
             raise ModelError(f"{files.name} is no GGUF file; expected one")
         if binary.lacking:
-            say(binary.lacking)
+            on_message(binary.lacking)
         self._files, self._program = files, binary.path
         self.modes: Sequence[str] = (PLAIN, *binary.lookups)
         options = [
