@@ -1,6 +1,6 @@
 """Errors that paceline raises on purpose.
 
-A message names the value, what was expected, and what to do. The command line prints the message
+A message has the value, the expected ones, and what to do. The command line prints the message
 and exits with `exit_code`; only bugs show a traceback.
 """
 

@@ -182,7 +182,7 @@ async def _send(client: Any, endpoint: ServedModel, prompt: Asked) -> Sample:
     except ModelError as error:
         read["error"] = str(error)
     except (ValueError, LookupError, TypeError, AttributeError):
-        read["error"] = "an event is no chunk of a chat completion"
+        read["error"] = "an event is not a chat completion chunk"
     return Sample(name, perf_counter() - started, text="".join(pieces), **read)
 
 

@@ -84,7 +84,7 @@ _COMPARED = 7
 """Positions that calls of different sizes compare."""
 
 _MEASURED_SECONDS = 2.0
-"""Time after which no further context is compared."""
+"""Time limit for starting another context."""
 
 
 class Budget:

@@ -10,11 +10,11 @@ import pytest
 from paceline.runtime.drafting import (
     HEADER,
     Drafting,
-    all_learnt,
+    all_learned,
     install,
     installed_drafters,
-    learnt_dir,
-    learnt_of,
+    learned_dir,
+    learned_of,
 )
 from paceline.runtime.model import Model
 from paceline.storage.files import write_json
@@ -25,13 +25,13 @@ PROMPT = "the quick brown fox"
 
 @pytest.fixture
 def table(model: Model) -> Iterator[Path]:
-    folder = learnt_dir() / model.files.fingerprint[:24]
+    folder = learned_dir() / model.files.fingerprint[:24]
     folder.mkdir(parents=True)
     write_json(folder / HEADER, {"model": model.files.name})
     answer = list(model.generate(PROMPT, max_tokens=40, ignore_eos=True).token_ids)
     (folder / "table-1").mkdir()
     yield write_toy_table(folder / "table-1", [answer], model.engine.vocab_size)
-    rmtree(learnt_dir(), ignore_errors=True)
+    rmtree(learned_dir(), ignore_errors=True)
 
 
 def test_auto_drafts_with_an_installed_table_and_no_token_changes(model: Model, table: Path):
@@ -53,7 +53,7 @@ def test_what_is_of_other_weights_or_versions_damaged_or_gone_is_as_if_not_learn
         install(model.files, kind, folder)
     assert Drafting(model.files).resources.shipped == {"table": table}
     assert installed_drafters(replace(model.files, fingerprint="f" * 64)) == {}
-    (index,) = (learnt_dir() / "installed").iterdir()
+    (index,) = (learned_dir() / "installed").iterdir()
     for content in ("", "[]", '{"drafters": 3}', '{"drafters": {"a": 1}}'):
         index.write_text(content)
         assert installed_drafters(model.files) == {}, content
@@ -64,11 +64,11 @@ def test_what_is_of_other_weights_or_versions_damaged_or_gone_is_as_if_not_learn
 
 def test_what_was_learnt_is_listed_and_removed_by_its_model(model: Model, table: Path):
     install(model.files, "table", table)
-    (learnt,) = all_learnt()
+    (learnt,) = all_learned()
     assert learnt.model == model.files.name
     assert learnt.bytes > 0
-    assert {*learnt.paths} == {*learnt_of(model.files.name.upper())}
-    assert learnt_of("another") == []
+    assert {*learnt.paths} == {*learned_of(model.files.name.upper())}
+    assert learned_of("another") == []
     learnt.remove()
-    assert all_learnt() == []
+    assert all_learned() == []
     assert not table.exists()

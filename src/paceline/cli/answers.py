@@ -47,9 +47,9 @@ class AnswerArguments:
     given: Options
     """Values as on the command line; missing options are None."""
     stats: Annotated[
-        bool, Option("--stats", help="how it went: speed, accepted drafts, engine and seed")
+        bool, Option("--stats", help="print speed, draft acceptance, engine and seed")
     ] = False
-    tint: Annotated[bool, Option("--tint", help="colour the accepted draft tokens")] = False
+    tint: Annotated[bool, Option("--tint", help="color the accepted draft tokens")] = False
     keep: Annotated[
         bool,
         Option(

@@ -251,5 +251,5 @@ def _refuse(faults: Mapping[int, str], file: Path, *, skip_errors: bool) -> None
         named = [f"line {number}: {faults[number]}" for number in sorted(faults)]
         if (more := len(named) - _MAX_NAMED) > 0:
             named[_MAX_NAMED:] = [f"and {more} more"]
-        what = f"{file} has {len(faults)} faulty lines; mend them, or --skip-errors runs the others"
+        what = f"{file} has {len(faults)} faulty lines; fix them, or skip them with --skip-errors"
         raise InvalidRequest("\n  ".join([what, *named]))

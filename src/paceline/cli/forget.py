@@ -14,22 +14,22 @@ def forget(
     *,
     model: Annotated[
         str | None,
-        Option("-m", "--model", help="only those of this model, by its name in `paceline models`"),
+        Option("-m", "--model", help="limit to this model, by its name in `paceline models`"),
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="list them, and remove nothing")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="list them without deleting")] = False,
     output: Output,
 ) -> int:
     """Delete saved answers and learned drafters.
 
-    Answers of `generate`, `chat` and `serve`, drafters and what they were made from; without
-    --model also messages that were typed in a chat.
+    This deletes saved answers of `generate`, `chat` and `serve`, learned drafters and their data;
+    without --model, also the messages typed in chats.
     """
     from paceline.cli.chat.history import history_file
-    from paceline.runtime.drafting import all_learnt
+    from paceline.runtime.drafting import all_learned
     from paceline.runtime.kept import all_kept
     from paceline.storage.files import megabytes, remove, size_of
 
-    stored = {"answers": all_kept(), "drafters": all_learnt()}
+    stored = {"answers": all_kept(), "drafters": all_learned()}
     known = {one.model for of_models in stored.values() for one in of_models}
     if model is not None and model not in known:
         names = ", ".join(sorted(filter(None, known))) or "none"

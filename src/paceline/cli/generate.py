@@ -31,7 +31,8 @@ def generate(
     prompt: Annotated[
         str | None,
         Argument(
-            parser=str, help="prompt text, before piped input; omit it, or pass -, for that alone"
+            parser=str,
+            help="prompt text; piped input is appended. Omit it, or pass -, to read stdin only",
         ),
     ] = None,
     file: Annotated[
@@ -40,7 +41,7 @@ def generate(
     no_stdin: Annotated[bool, Option("--no-stdin", help="read no standard input")] = False,
     raw: Annotated[bool, declare.of("raw")] = False,
     prediction: Annotated[
-        Path | None, declare.file(help="text that the answer shares much of")
+        Path | None, declare.file(help="text that the response is expected to repeat")
     ] = None,
     answer: AnswerArguments,
     model: ModelOptions,

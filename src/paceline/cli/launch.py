@@ -120,7 +120,7 @@ def launch(
         list[str] | None, Argument(metavar="ARGS", help="arguments of the program, after --")
     ] = None,
     show: Annotated[
-        bool, Option("--print", help="print the environment and the command, and run nothing")
+        bool, Option("--print", help="print the environment and the command without running it")
     ] = False,
     model: ModelName,
     output: Output,

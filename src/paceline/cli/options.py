@@ -203,7 +203,9 @@ class Command(TyperCommand):
         return [*super().collect_usage_pieces(ctx), *["[model]"] * self._takes_model(ctx)]
 
 
-Quiet = Annotated[bool, Option("-q", "--quiet", help="only the result: no progress, no notes")]
+Quiet = Annotated[
+    bool, Option("-q", "--quiet", help="print only the result, without progress and notices")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,17 +222,19 @@ ComputeUnits = Literal["all", "cpu-only", "cpu-and-gpu", "cpu-and-ne"]
 _model = partial(Option, rich_help_panel="Model")
 
 Revision = Annotated[
-    str | None, _model(metavar="REV", help="branch, tag or commit of a model on the hub")
+    str | None,
+    _model(metavar="REV", help="branch, tag or commit of a model on the Hugging Face Hub"),
 ]
 Offline = Annotated[
-    bool, _model("--offline", help="fetch nothing; as with HF_HUB_OFFLINE=1 and PIP_NO_INDEX=1")
+    bool, _model("--offline", help="download nothing; same as HF_HUB_OFFLINE=1 and PIP_NO_INDEX=1")
 ]
 
 _NAME: Any = {
     "default_factory": default_model,
     "show_default": False,
     "autocompletion": complete.models,
-    "help": "name, path or hub name; `paceline models` lists them; default: $PACELINE_MODEL, or a "
+    "help": "name, path, or Hugging Face Hub name; `paceline models` lists them; default: "
+    "$PACELINE_MODEL, or a "
     "small one to try",
 }
 ModelName = Annotated[str, _model("-m", "--model", **_NAME)]
@@ -279,7 +283,7 @@ MaxTokens = Annotated[int, declare.count(help="maximum tokens of an answer")]
 Seed = Annotated[int, declare.of("seed", rich_help_panel=None)]
 ApiKey = Annotated[
     str | None,
-    Option(help="API key of the server that is asked; default, on this machine: $PACELINE_API_KEY"),
+    Option(help="API key of the server; default for a local one: $PACELINE_API_KEY"),
 ]
 Served = Annotated[
     str | None, Option(metavar="NAME", help="model of the server; needed if it has several")

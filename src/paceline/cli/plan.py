@@ -30,7 +30,8 @@ _LONG = 4096
 def plan(
     *,
     measure: Annotated[
-        bool, Option("--measure", help="make calls to learn from, besides those of answers")
+        bool,
+        Option("--measure", help="run forward passes to measure, in addition to those of answers"),
     ] = False,
     everything: Annotated[bool, Option("--all", help="also long contexts, and exactness")] = False,
     result: ResultFile = None,
@@ -40,8 +41,8 @@ def plan(
     """Show when speculation is faster on this machine.
 
     A call computes one or more rows: the last token, and drafted ones to verify. The table has
-    the cost of a call by rows, and the acceptance from which a block of so many rows pays. If no
-    answer was given yet, calls are made for it.
+    the cost of a forward pass by rows, and the acceptance above which a block of that size is
+    faster. Without earlier answers, forward passes are run to measure it.
     """
     check_writable(result)
     report = costs_report(load_model(model, output), measure=measure)
@@ -107,7 +108,7 @@ def _cost_table(title: str, facts: Mapping[str, Any]) -> Table:
         for row in facts["rows"]
     ]
     head = ["rows", "ms", "/ plain", "break-even p", *(f"p={chance}" for chance in _CHANCES)]
-    plain = f"plain {facts['plain_milliseconds']:.1f} ms a token"
+    plain = f"plain {facts['plain_milliseconds']:.1f} ms per token"
     return f"{title}, {plain}; p=0.5: speed-up when half is accepted", head, rows
 
 

@@ -13,7 +13,7 @@ def pull(
     *,
     model: ModelArgument,
     drafter: Annotated[
-        bool, Option("--drafter", help="also the drafter that is published for it")
+        bool, Option("--drafter", help="also download the model's published drafter")
     ] = False,
     revision: Revision = None,
     offline: Offline = False,

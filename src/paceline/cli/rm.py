@@ -14,9 +14,11 @@ def rm(
     *,
     model: Annotated[
         str,
-        Argument(autocompletion=complete.installed, help="name, as `paceline models` has it"),
+        Argument(autocompletion=complete.installed, help="the model's name in `paceline models`"),
     ],
-    dry_run: Annotated[bool, Option("--dry-run", help="list files, and remove nothing")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="list the files without deleting them")
+    ] = False,
     output: Output,
 ) -> int:
     """Remove a model from this machine.
@@ -24,12 +26,12 @@ def rm(
     Your own files and those of other programs stay; only files derived from them are removed.
     """
     from paceline.models import find_removal
-    from paceline.runtime.drafting import learnt_of
+    from paceline.runtime.drafting import learned_of
     from paceline.runtime.load import packed_copies
     from paceline.storage.files import megabytes, size_of
 
     removal = find_removal(model).with_paths(packed_copies)
-    removal = removal.with_paths(lambda _weights: learnt_of(model))
+    removal = removal.with_paths(lambda _weights: learned_of(model))
     freed = removal.bytes
     if not dry_run:
         removal.remove()

@@ -108,7 +108,7 @@ class ServerArguments:
         int,
         _load(
             parser=IntRange(1, 32),
-            help="requests that share calls in the engine llamacpp: 1 for one person or agent, "
+            help="requests that share forward passes in llamacpp: 1 for one person or agent, "
             "more for many clients",
         ),
     ] = 1
@@ -128,7 +128,7 @@ class ServerArguments:
         bool,
         Option(
             "--parse-special",
-            help="names of control tokens in messages become the tokens: only for clients that "
+            help="names of special tokens in messages become the tokens; only for clients that "
             "you trust",
         ),
     ] = False
@@ -136,8 +136,8 @@ class ServerArguments:
         bool,
         Option(
             "--keep",
-            help="keep the tokens of answers on this machine, to draft later ones of any client; "
-            "not those of requests with a cache_salt",
+            help="save the tokens of answers on this machine, to draft later ones of any client; "
+            "except those of requests with a cache_salt",
         ),
     ] = False
     generation_config: GenerationConfig = "auto"
@@ -167,7 +167,7 @@ class ServerArguments:
     first=("model", "every", "host", "port", "api_key", "name", "quiet"),
     examples=(
         "paceline serve -m qwen3-0.6b  # http://127.0.0.1:8000/v1, and a page to chat",
-        "paceline serve --all  # every model here, loaded when a request names it",
+        "paceline serve --all  # all installed models, loaded on first use",
     ),
 )
 def serve(

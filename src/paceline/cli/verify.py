@@ -60,11 +60,12 @@ class Verify(Command):
 def verify(
     *,
     quick: Annotated[
-        bool, Option("--quick", help="a part that fits into a minute, and what all would take")
+        bool,
+        Option("--quick", help="run a one-minute part and estimate the time of the full check"),
     ] = False,
     drafters: Annotated[
         list[str],
-        declare.drafters(help="check this one; may be repeated; default: all there are"),
+        declare.drafters(help="a drafter to check; may be repeated; default: all available ones"),
     ],
     suite: Suite = None,
     max_tokens: MaxTokens = 64,
@@ -154,7 +155,8 @@ def _text(model: "Model", verdict: "Verdict") -> str:
             else []
         ),
         f"verdict: {model.files.name} on the {model.engine.name} engine "
-        f"{'is' if verdict.exact else 'is NOT'} exact here: rows {invariant} independent of how "
+        f"{'is' if verdict.exact else 'is NOT'} exact on this machine: rows {invariant} "
+        f"independent of how "
         "they are computed",
     ]
     return "\n".join(lines)

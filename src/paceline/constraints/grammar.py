@@ -90,8 +90,8 @@ class Grammars:
     def json_object(self) -> Constraint:
         """Constrain answers to any JSON object.
 
-        All methods raise InvalidRequest for what is invalid or too complex, MissingExtra without
-        llguidance, and ModelError for a tokenizer that llguidance cannot use.
+        All methods raise InvalidRequest for an invalid or too complex structure, MissingExtra if
+        llguidance is missing, and ModelError for a tokenizer that it cannot use.
         """
         return self.json_schema({"type": "object"})
 

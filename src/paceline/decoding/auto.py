@@ -220,7 +220,7 @@ class Auto:
         acceptance: Acceptance,
         context: int = 0,
         *,
-        learnt: Callable[[], CostTable] | None = None,
+        latest: Callable[[], CostTable] | None = None,
     ) -> None:
         """Prepare for one request.
 
@@ -229,9 +229,9 @@ class Auto:
             cost: seconds per forward pass by rows.
             acceptance: this request's estimate; updated as the request runs.
             context: number of prompt tokens.
-            learnt: returns the latest costs; None: the costs at the start.
+            latest: returns the latest costs; None: the costs at the start.
         """
-        self._learnt, self._measured, self._max_block = learnt, cost, max_block
+        self._latest, self._measured, self._max_block = latest, cost, max_block
         self._context_step = context // _CONTEXT_STEP
         self._table = self._measured.at_context(context)
         self._cost = self._table.by_rows(max_block)
@@ -325,7 +325,7 @@ class Auto:
     def _update_costs(self, context: int) -> None:
         if context // _CONTEXT_STEP != self._context_step:
             self._context_step = context // _CONTEXT_STEP
-            self._measured = self._learnt() if self._learnt else self._measured
+            self._measured = self._latest() if self._latest else self._measured
             self._table = self._measured.at_context(context)
             if self._batch_rate is None:
                 self._cost = self._table.by_rows(self._max_block)

@@ -101,7 +101,9 @@ class Conversation:
     def _check_ended(self) -> None:
         stream = None if self._answering is None else self._answering()
         if stream is not None and not stream.finished:
-            raise InvalidRequest("the last answer has not ended: read on, or close its stream")
+            raise InvalidRequest(
+                "the last answer has not ended: read it to its end, or close its stream"
+            )
 
     def _full(self, user: Message, request: Request, count: int) -> ContextFull:
         """Return the error for a message that does not fit, with the number of turns to drop."""

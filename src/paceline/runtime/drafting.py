@@ -45,7 +45,7 @@ from paceline.storage.manifest import MANIFEST
 HEADER = "learnt.json"
 """Names the model of a learner's folder."""
 
-_LEARNT, _INSTALLED = "learnt", "installed"
+_LEARNED, _INSTALLED = "learnt", "installed"
 
 
 class Drafting:
@@ -192,8 +192,8 @@ def _draft_files(name: str, target: ModelFiles, progress: Progress) -> ModelFile
     return files
 
 
-def learnt_dir() -> Path:
-    return cache_dir() / _LEARNT
+def learned_dir() -> Path:
+    return cache_dir() / _LEARNED
 
 
 def installed_drafters(files: ModelFiles) -> dict[str, Path]:
@@ -219,14 +219,16 @@ def _installed(files: ModelFiles) -> dict[str, Path]:
 
 
 def _index(fingerprint: str) -> Path:
-    return learnt_dir() / _INSTALLED / f"{fingerprint[:24]}.json"
+    return learned_dir() / _INSTALLED / f"{fingerprint[:24]}.json"
 
 
-def all_learnt() -> list[Stored]:
+def all_learned() -> list[Stored]:
     """Return the learned drafters of each model, by the model's name."""
-    folders = [path for path in learnt_dir().glob("*") if path.name != _INSTALLED and path.is_dir()]
+    folders = [
+        path for path in learned_dir().glob("*") if path.name != _INSTALLED and path.is_dir()
+    ]
     headers = {folder: folder / HEADER for folder in sorted(folders)}
-    headers |= {path: path for path in sorted((learnt_dir() / _INSTALLED).glob("*.json"))}
+    headers |= {path: path for path in sorted((learned_dir() / _INSTALLED).glob("*.json"))}
     paths: dict[str, list[Path]] = {}
     for path, header in headers.items():
         model = ""
@@ -236,7 +238,7 @@ def all_learnt() -> list[Stored]:
     return [Stored(model, tuple(paths[model])) for model in sorted(paths)]
 
 
-def learnt_of(model: str) -> list[Path]:
+def learned_of(model: str) -> list[Path]:
     """Return the paths of a model's learned drafters; its name is case-insensitive."""
-    named = (learnt for learnt in all_learnt() if learnt.model.casefold() == model.casefold())
+    named = (learnt for learnt in all_learned() if learnt.model.casefold() == model.casefold())
     return [path for learnt in named for path in learnt.paths]

@@ -95,8 +95,8 @@ class KeptAnswers:
     def _open(self) -> None:
         if not self._log.exists():
             self._note(
-                f"the tokens of answers of {self._model} are kept on this machine, to draft later "
-                "ones; `paceline forget` removes them"
+                f"the tokens of answers of {self._model} are saved on this machine, to draft later "
+                "ones; `paceline forget` deletes them"
             )
         if not self._counts.exists():
             return
@@ -175,7 +175,7 @@ class KeptAnswers:
         if not self._failed:
             self._failed, self._fault = (
                 True,
-                (f"answers are not kept: {_reason(error)}{elsewhere(self._folder)}"),
+                (f"answers are not saved: {_reason(error)}{elsewhere(self._folder)}"),
             )
 
     def _report_fault(self) -> None:

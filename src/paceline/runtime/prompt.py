@@ -158,7 +158,7 @@ def _with_thoughts(request: Request, thoughts: ReasoningMarks | None) -> Request
 def _with_system(messages: Sequence[Message], system: str) -> Sequence[Message]:
     if any(message.get("role") in SYSTEM_ROLES for message in messages):
         raise InvalidRequest(
-            "system is given, and the messages have a system message; leave out one of them"
+            "system is given, and the messages have a system message; omit one of them"
         )
     return [{"role": "system", "content": system}, *messages]
 

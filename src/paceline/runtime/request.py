@@ -125,7 +125,7 @@ class Request:
         if self.drafter.none:
             return Fixed(2)  # for probes
         if self.policy == "auto":
-            return Auto(self.max_block, cost(), acceptance, context, learnt=cost)
+            return Auto(self.max_block, cost(), acceptance, context, latest=cost)
         return _RULES[self.policy](self.max_block)
 
 
@@ -211,8 +211,8 @@ def defaults_of(files: ModelFiles) -> Defaults:
         check({}, defaults)
     except InvalidRequest as error:
         raise ModelError(
-            f"the settings of {files.name} cannot be used: {error}; mend generation_config.json in "
-            f"{files.folder}, or go without it with --generation-config none"
+            f"invalid settings of {files.name}: {error}; fix generation_config.json in "
+            f"{files.folder}, or ignore it with --generation-config none"
         ) from error
     return defaults
 

@@ -113,14 +113,14 @@ class Prediction(Body):
 
 
 class StreamOptions(Body):
-    """Whether the last chunk of a stream has the usage, or every chunk the usage so far."""
+    """Adds the usage to the last chunk of a stream, or to every chunk the usage so far."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class Speculation(Body, extra="forbid"):
-    """How this answer is drafted, which changes no token; absent fields are as the server's."""
+    """Speculation settings, which change no token; missing fields have the server's values."""
 
     drafter: str | None = None
     policy: str | None = None
@@ -190,12 +190,14 @@ _UNSUPPORTED: Mapping[str, str] = {
     **dict.fromkeys(("guided_choice", "guided_grammar"), _STRUCTURE),
     **dict.fromkeys(("bad_words", "allowed_token_ids"), "use logit_bias"),
     **dict.fromkeys(("n_predict", "num_predict"), "use max_tokens"),
-    **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability"), "there is no such sampler"),
-    **dict.fromkeys(("options", "extra_body"), "send what it has beside the other fields"),
+    **dict.fromkeys(
+        ("mirostat", "dry_multiplier", "xtc_probability"), "this sampling method is not supported"
+    ),
+    **dict.fromkeys(("options", "extra_body"), "send its contents as fields of the body"),
     **dict.fromkeys(_SWITCHES, "use reasoning_effort or thinking"),
     "stop_token_ids": "use stop",
     "prompt_logprobs": "use echo and logprobs of /v1/completions",
-    "use_beam_search": "there is no beam search",
+    "use_beam_search": "beam search is not supported",
     "truncate_prompt_tokens": "shorten the prompt",
     "chat_template": "the model's own is used",
 }
@@ -330,7 +332,7 @@ def refuse_fields_of_others(kind: type[Body], data: Any) -> None:
             same = {own for names in _SYNONYMS if name in names for own in names}
             instead = next((f"use {own}" for own in kind.model_fields if own in same), "")
             raise ApiError(
-                f"{name} is no field of this endpoint; {instead or 'leave it out'}", param=name
+                f"{name} is not a field of this endpoint; {instead or 'remove it'}", param=name
             )
 
 
@@ -375,12 +377,12 @@ class ChatBody(GenerationBody):
             names = {tool.function.name for tool in allowed.tools}
             if unknown := names - {tool.function.name for tool in self.tools}:
                 raise ApiError(
-                    f"{min(unknown)[:80]!r} is no function of tools", param="tool_choice"
+                    f"{min(unknown)[:80]!r} is not a function in tools", param="tool_choice"
                 )
             self.tools = [tool for tool in self.tools if tool.function.name in names]
             self.tool_choice = allowed.mode
         if self.tool_choice not in ("none", "auto") and not self.tools:
-            raise ApiError("tool_choice requires a call, but there are no tools", param="tools")
+            raise ApiError("tool_choice requires a tool call, but tools is empty", param="tools")
         return self
 
     @property

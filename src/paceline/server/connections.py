@@ -118,7 +118,7 @@ class Connections:
     def _report(self, reason: str) -> None:
         if monotonic() - self._reported >= _REPORT_SECONDS:
             self._reported = monotonic()
-            log.warning("%s: new ones take the place of those without a request", reason)
+            log.warning("%s: new connections replace idle ones", reason)
 
 
 class Connection(H11Protocol):

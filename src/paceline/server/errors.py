@@ -89,7 +89,7 @@ def prompt_too_long(count: int, limit: int, *, at_least: bool = False) -> ApiErr
 def unknown_model(name: str, served: str) -> ApiError:
     """Return the error for a model that this server does not serve."""
     return ApiError(
-        f"the model {name[:80]!r} does not exist here; this server has {served!r}",
+        f"the model {name[:80]!r} does not exist; this server has {served!r}",
         status=HTTPStatus.NOT_FOUND,
         param="model",
         code="model_not_found",

@@ -185,7 +185,7 @@ class NamedTool(Body):
     """The one function that the answer must call."""
 
     class Name(Body):
-        """Its name."""
+        """The function's name."""
 
         name: str
 
@@ -197,7 +197,7 @@ class AllowedTools(Body):
     """The functions that the answer may call."""
 
     class Allowed(Body):
-        """Their names, and whether the answer must call one."""
+        """The allowed functions, and whether the response must call one."""
 
         mode: Literal["auto", "required"]
         tools: list[NamedTool]

@@ -49,9 +49,9 @@ _COUNTERS = {
     "cached_prompt_tokens": "Prompt tokens from the cache: "
     "usage.prompt_tokens_details.cached_tokens",
     "generation_tokens": "Tokens of answers that ended: usage.completion_tokens",
-    "embeddings": "Texts that were embedded",
+    "embeddings": "Embedded texts",
     "embedded_tokens": "Tokens of embedded texts: usage.prompt_tokens of /v1/embeddings",
-    "decisions": "Questions that were decided",
+    "decisions": "Decided questions",
     "decided_tokens": "Tokens of inputs and questions: usage.input_tokens of /v1/decisions",
     # Sums of the responses' `speculation` and `metrics.speculative_decoding`.
     "steps": "Decode steps",
@@ -175,12 +175,12 @@ class Metrics(Collector):
             "prompt_cache_entries": ("Entries of the prefix cache", len(cache)),
         }
         counters = {
-            "engine_calls": ("Calls of the engine", load.calls),
+            "engine_calls": ("Forward passes of the engine", load.calls),
             "engine_rows": (
-                "Rows of engine calls: prompt tokens, and blocks of the last token and its draft",
+                "Rows of forward passes: prompt tokens, and blocks of the last token and its draft",
                 load.rows,
             ),
-            "engine_seconds": ("Seconds in engine calls", load.call_seconds),
+            "engine_seconds": ("Seconds in forward passes", load.call_seconds),
             "preemptions": (
                 "Preemptions: KV of a request was freed for older ones, and recomputed later",
                 load.preempted,
@@ -196,11 +196,11 @@ class Metrics(Collector):
             yield GaugeMetricFamily(f"paceline_{name}", text, value)
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"paceline_{name}", text, value)
-        text = "Drafters that failed or were too slow, and were silenced for their request"
+        text = "Drafters that failed or were too slow, and were disabled for their request"
         yield _labelled("drafters_silenced", text, "drafter", dict(load.failed_drafters))
         text = "Requests that ended before their answer: clients gone, time limits, shutdown"
         yield _labelled("requests_cut", text, "reason", dict(load.cut))
-        text = "Tokens of answers that were cut, in no other counter of tokens"
+        text = "Tokens of truncated answers, which no other counter includes"
         yield _labelled("cut_tokens", text, "reason", dict(load.cut_tokens))
 
     def _add(self, name: str, count: float) -> None:

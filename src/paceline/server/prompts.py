@@ -88,7 +88,7 @@ class Prompts:
         prefix = self.tokens(prompt)
         if self.infill is None:
             raise ApiError(
-                f"{self._name} has no tokens to fill in the middle; leave suffix away",
+                f"{self._name} does not support fill-in-the-middle; remove suffix",
                 param="suffix",
             )
         min_length = len(prefix) + self.min_tokens(suffix)
@@ -131,7 +131,7 @@ class Prompts:
         )
         if body.continues and not begun:
             name = "continue_final_message"
-            raise ApiError(f"{name}: the last message is not text of the assistant's", param=name)
+            raise ApiError(f"{name}: the last message is not an assistant's text", param=name)
         begun &= body.continues is not False
         if begun and (body.structured or body.forced):
             raise ApiError(BEGUN_STRUCTURE, param="messages")

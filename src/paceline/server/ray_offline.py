@@ -132,7 +132,9 @@ class RayOffline(Responder):
                     for answer in found:
                         yield answer
                 elif found != self.identity:
-                    raise ModelError("a machine of the cluster has another model than the first")
+                    raise ModelError(
+                        "a machine of the cluster has a different model than the first one"
+                    )
                 if groups:
                     ask(worker, groups.popleft())
 

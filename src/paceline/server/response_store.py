@@ -59,7 +59,7 @@ class ResponseStore:
             stored = self._stored.get((client, name))
             if stored is None:
                 raise ApiError(
-                    f"there is no response {name[:80]!r} here: it was not stored, or is forgotten; "
+                    f"response {name[:80]!r} not found: it was not stored, or has expired; "
                     "send the whole conversation as input",
                     param="previous_response_id",
                     code="previous_response_not_found",
@@ -94,7 +94,7 @@ class ResponseStore:
             stored = self._stored.get((client, name))
             if stored is None:
                 raise ApiError(
-                    f"there is no response {name[:80]!r} here",
+                    f"response {name[:80]!r} not found",
                     status=HTTPStatus.NOT_FOUND,
                     param="response_id",
                 )

@@ -212,7 +212,7 @@ def bound(settings: Settings) -> socket.socket:
 
 def _end_process() -> None:
     """End the process at once: files appear by a rename, so that none is left half-written."""
-    print_line("the server has not ended within its grace period: its process is ended")
+    print_line("the server has not stopped within its shutdown timeout; ending the process")
     os._exit(1)
 
 

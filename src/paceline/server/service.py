@@ -295,7 +295,7 @@ class Service:
             if named == "auto":
                 return answer._replace(thoughts=thoughts)
             raise ApiError(
-                "tool_choice: this model writes tool calls in an unknown form; use auto or none",
+                "tool_choice: this model's tool-call format is unknown; use auto or none",
                 param="tool_choice",
             )
         functions = [tool.function.model_dump(exclude_none=True) for tool in body.tools]
@@ -345,7 +345,8 @@ class Service:
         for part in DrafterSpec.parse(drafter).parts:
             if str(part) not in _SAFE_DRAFTERS and part.kind != "ngram":
                 raise ApiError(
-                    f"drafter {str(part)[:40]!r} is not allowed here; expected none, auto, the "
+                    f"drafter {str(part)[:40]!r} is not allowed in a request; expected none, "
+                    f"auto, the "
                     f"server's own, or ngram, {', '.join(_SAFE_DRAFTERS)} joined by +",
                     param="speculation.drafter",
                 )

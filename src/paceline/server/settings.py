@@ -93,16 +93,17 @@ class Settings:
         for host in self.hosts or ():
             if not _is_host(host):
                 raise InvalidRequest(
-                    f"the allowed host {host!r} is none: expected a name or an address as in a "
-                    "URL, without scheme, brackets and port, or *"
+                    f"invalid allowed host {host!r}; expected a host name or an address, without "
+                    "scheme, brackets and port, or *"
                 )
         if not _ROOT_PATH.fullmatch(self.root_path):
             raise InvalidRequest(f"root path {self.root_path!r} is not a path such as /m/x")
         for origin in self.origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise InvalidRequest(
-                    f"the origin {origin!r} is none: expected what a browser sends, "
-                    "scheme://host or scheme://host:port in lower case and without a path, or *"
+                    f"invalid origin {origin!r}; expected scheme://host or scheme://host:port in "
+                    f"lower "
+                    "case without a path, as browsers send it, or *"
                 )
 
 
@@ -173,5 +174,5 @@ def _from_file(path: Path) -> list[str]:
         if not line.startswith("#")
     ]
     if not keys:
-        raise InvalidRequest(f"--api-key-file {path} has no key; expected one a line")
+        raise InvalidRequest(f"--api-key-file {path} has no key; expected one per line")
     return keys

@@ -185,7 +185,7 @@ class Answers:
         limit = self._scheduler.max_waiting
         if len(self._requests) > limit:
             raise InvalidRequest(
-                f"{len(self._requests)} answers are more than may wait here ({limit})"
+                f"{len(self._requests)} answers exceed the limit of waiting ones ({limit})"
             )
         try:
             for index, request in enumerate(self._requests):

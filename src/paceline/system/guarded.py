@@ -4,7 +4,7 @@
 the path of a handler, a module that imports none of it either, and the handler's own. A handler has
 
     MEMORY              bytes of address space, of this process and of its child
-    STACK               bytes of the stack on which it answers
+    STACK               bytes of its thread's stack
     start(*arguments)   makes the function from a request to its answer, both JSON objects
 
 Reads one request per line from standard input, writes one answer per line to standard output, and

@@ -1,4 +1,4 @@
-"""The operating system: what it gives this process, and the only place for calls that some lack.
+"""The operating system: this process's resources, and the only place for calls that some lack.
 
 `mypy --platform win32` finds such calls elsewhere. `guarded.py` has its own: it is a
 script that starts without importing paceline.

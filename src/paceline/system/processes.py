@@ -1,6 +1,6 @@
 """Child processes: one run to its end, and one that answers requests.
 
-The second is for what is not trusted with this process: a handler in `guarded.py`.
+The second is for code that is not trusted with this process: a handler in `guarded.py`.
 
 Invariants: however `run_child` ends (result, error, Ctrl-C), the child has ended too. A request
 gets its own answer. After Ctrl-C the process that answers is replaced.

@@ -76,7 +76,7 @@ def _parsed(name: str, content: bytes, file: str) -> AgentSession:
             raise InvalidRequest(f"{where} is an answer; expected a message before it")
     if "assistant" not in [message["role"] for message in messages]:
         raise InvalidRequest(
-            f"{file} has no answer to replay; expected messages with role and content, one a line, "
-            "among them the assistant's"
+            f"{file} has no answer to replay; expected one message with role and content per "
+            "line, some of them by the assistant"
         )
     return AgentSession(name, messages, sha256(content).hexdigest())

@@ -73,12 +73,12 @@ def bench_compare(before: Path, after: Path, *, measure: str, force: bool) -> Re
     }
     tables = [
         (
-            f"{measure}: geometric mean of the cases (least to most of a case)",
+            f"{measure}: geometric mean of the cases (minimum to maximum case)",
             ["contender", "kind", "B / A, of cases"],
             [[contender, kind, str(mean)] for contender, kind, mean in means],
         ),
         (
-            f"{measure}: median (least to most)",
+            f"{measure}: median (minimum to maximum)",
             ["case", "contender", "A", "B", "B / A"],
             [[one.case, one.contender, *map(str, (*one[3:], one.quotient))] for one in lines],
         ),

@@ -68,7 +68,7 @@ def open_journal(output: Path | None, head: Record) -> Iterator[Journal]:
 
 def _check_same_run(path: Path, recorded: Any, about: Mapping[str, Any]) -> None:
     if not isinstance(recorded, dict):
-        raise InvalidRequest(f"{path} is no journal of `paceline bench`; choose another output")
+        raise InvalidRequest(f"{path} is not a journal of `paceline bench`; choose another output")
     for name in about:
         if recorded.get(name) != about[name]:
             was, now = _differing(recorded.get(name), about[name])

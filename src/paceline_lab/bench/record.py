@@ -193,7 +193,7 @@ def read_value(path: Path) -> Any:
         return json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(
-            f"{path} is no result of `paceline bench`, or is truncated: {error}"
+            f"{path} is not a result of `paceline bench`, or is truncated: {error}"
         ) from error
 
 
@@ -204,7 +204,7 @@ def parse_record(value: Any, name: str) -> Record:
     """
     if not isinstance(value, dict) or value.get("form") != FORM:
         raise InvalidRequest(
-            f'{name} is no result of `paceline bench`: expected a JSON object with "form": '
+            f'{name} is not a result of `paceline bench`: expected a JSON object with "form": '
             f'"{FORM}"; if an older version made it, measure again'
         )
     if value.get("version") != VERSION:
@@ -225,7 +225,7 @@ def parse_record(value: Any, name: str) -> Record:
 
 
 def _reject_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _versions() -> Iterator[tuple[str, str]]:

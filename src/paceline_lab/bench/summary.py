@@ -95,7 +95,7 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     """Yield lines about loops and exactness, which a table of speeds does not show."""
     aggregates = summary(rows)
     answers, loops = aggregates["groups"][ALL]["answers"], aggregates["groups"][ALL]["loops"]
-    yield f"{answers} answers, of which {loops} are loops ({100 * loops / answers:.0f} %)"
+    yield f"{answers} answers, {loops} of them loops ({100 * loops / answers:.0f} %)"
     equal = "equal" if all_same_tokens(rows) else "do NOT all equal"
     yield f"the drafters' tokens {equal} plain decoding's"
     if any(row.contender == SINGLE_ROW for row in rows):

@@ -29,14 +29,15 @@ def agent(
         Argument(
             parser=Path,
             metavar="[FILE]",
-            help="messages with role and content, one JSON object a line; default: a coding "
-            "session and one with documents",
+            help="one JSON object with role and content per line; default: a coding session and "
+            "one with documents",
         ),
     ] = None,
     drafter: Drafters,
     rounds: Rounds = 1,
     url: Annotated[
-        str | None, Option(metavar="BASE", help="a server of the model, to send the same turns to")
+        str | None,
+        Option(metavar="BASE", help="also send the turns to this server, which has the same model"),
     ] = None,
     access: Access,
     result: ResultFile = None,

@@ -33,7 +33,7 @@ _JSON_BYTES = 12
     examples=(
         "paceline learn qwen3-0.6b  # overnight",
         "paceline learn --hours 1",
-        "paceline forget  # removes what was learnt",
+        "paceline forget  # deletes learned drafters",
     ),
 )
 def learn(
@@ -49,9 +49,7 @@ def learn(
     ],
     exclude: Annotated[
         list[Path],
-        declare.several(
-            parser=Path, metavar="FILE", help="JSON lines whose prompts are not learnt from"
-        ),
+        declare.several(parser=Path, metavar="FILE", help="JSON lines of prompts to exclude"),
     ],
     engine: Annotated[str, Option(help="auto, llamacpp or mlx")] = "auto",
     offline: Offline = False,
@@ -60,7 +58,7 @@ def learn(
     """Learn to draft for a model.
 
     The model writes prompts and answers them; a table is counted from the answers. `auto` takes it
-    if that makes other answers faster, and never changes one. The same command goes on.
+    if that makes other answers faster, and never changes one. The same command continues.
     """
     from paceline.runtime.load import load
     from paceline.storage.files import locked
@@ -128,7 +126,7 @@ def _notice(folder: Path, seconds: float, tokens: int | None, rate: float, model
     return (
         f"learning from {model} for about {hours:.2g} h, at the lowest priority: at most "
         f"{megabytes(needed)} in {folder}; nothing of it leaves this machine, and "
-        "`paceline forget` removes it. It may be stopped at any time; the same command goes on"
+        "`paceline forget` removes it. It may be stopped at any time; the same command continues"
     )
 
 
@@ -137,5 +135,5 @@ def _report_if_stopped(progress: Progress) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        progress.note("what was learnt so far is kept; the same command goes on from there")
+        progress.note("progress is saved; the same command continues from there")
         raise

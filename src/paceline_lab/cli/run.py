@@ -67,7 +67,7 @@ def run(
             **{"limit": limit, "max-tokens": tokens != TOKENS},
         }
         if names := [f"--{name}" for name, is_set in others.items() if is_set]:
-            raise InvalidRequest(f"the suite seeds has its own {', '.join(names)}; leave it out")
+            raise InvalidRequest(f"the suite seeds has its own {', '.join(names)}; remove it")
         report = seeds_report(
             lambda: load_model(model, output, drafters=drafter or ["ngram"]),
             drafters=drafter,

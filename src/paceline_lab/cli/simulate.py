@@ -103,7 +103,7 @@ def simulate(
     text = (
         f"{len(recordings)} texts, {tokens:,} tokens of answers, simulated in {took:.1f} s "
         f"({tokens * len(totals) / took:,.0f} tokens/s); drafting took "
-        f"{1e6 * drafting / max(steps, 1):.0f} microseconds a step here; costs: {costs.name}"
+        f"{1e6 * drafting / max(steps, 1):.0f} microseconds per step; costs: {costs.name}"
     )
     return print_report(
         Report(record.as_dict(), text=text, tables=[*tables(totals)]), output, result

@@ -66,7 +66,7 @@ def sweep(
     rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
     suite, limit = measurement.suite, measurement.limit
     if depth and length:
-        raise InvalidRequest("--depth does not go with --length: sweep one at a time")
+        raise InvalidRequest("--depth cannot be used with --length; sweep one at a time")
     if not depth and (suite or limit):
         raise InvalidRequest("--suite and --limit are for --depth")
     options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)

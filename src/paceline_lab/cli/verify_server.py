@@ -57,7 +57,7 @@ def verify(
     *,
     url: Annotated[str, Option(metavar="BASE", help="base URL of the server")],
     quick: Annotated[
-        bool, Option("--quick", help="ask one prompt of each kind, in one round")
+        bool, Option("--quick", help="send one prompt of each kind, in one round")
     ] = False,
     suite: Suite = None,
     max_tokens: MaxTokens = 64,
@@ -69,7 +69,9 @@ def verify(
             help="a second server of the same model, started without speculation",
         ),
     ] = None,
-    clients: Annotated[int, Option(parser=IntRange(1, 1024), help="maximum requests at once")] = 8,
+    clients: Annotated[
+        int, Option(parser=IntRange(1, 1024), help="maximum concurrent requests")
+    ] = 8,
     rounds: Annotated[int, declare.count(help="repetitions")] = 2,
     result: ResultFile = None,
     output: Output,

@@ -10,7 +10,7 @@ from pathlib import Path
 import paceline
 from paceline.decoding.types import FinishReason
 from paceline.models import ModelFiles
-from paceline.runtime.drafting import HEADER, learnt_dir
+from paceline.runtime.drafting import HEADER, learned_dir
 from paceline.storage.files import write_json, writing
 from paceline.storage.journals import read_journal
 from paceline.storage.validation import validated
@@ -53,7 +53,7 @@ class LearntFolder:
 
         Raises InvalidRequest if it cannot be written.
         """
-        self.path = path or learnt_dir() / files.fingerprint[:24]
+        self.path = path or learned_dir() / files.fingerprint[:24]
         header = {
             "kind": KIND,
             "version": 1,

@@ -88,7 +88,7 @@ def learn_table(
     training, sets = divided(answers)
     if not training:
         raise InvalidRequest(
-            f"{len(answers)} answers are in {folder.path}, and none of them can be learnt from; "
+            f"{len(answers)} answers are in {folder.path}, and none of them is usable; "
             "learn for longer: --hours, --tokens"
         )
     path = folder.new_table()
@@ -246,12 +246,13 @@ def _figures(answers: Sequence[TrainingAnswer]) -> dict[str, int]:
 def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
     for name, one in table["sets"].items():
         yield (
-            f"table, {name.replace('_', ' ')}: {one['tokens_per_step']:.2f} tokens a step "
-            f"({one['tokens_per_step_before']:.2f} without it), {one['speed']:.2f} times plain "
+            f"table, {name.replace('_', ' ')}: {one['tokens_per_step']:.2f} tokens per step "
+            f"({one['tokens_per_step_before']:.2f} without it), {one['speed']:.2f}x the speed of "
+            f"plain "
             f"decoding ({one['speed_before']:.2f}), {one['answers']} answers"
         )
     if table["installed"]:
-        yield f"the table is installed ({megabytes(table['bytes'])}): `auto` takes it from now on"
+        yield f"the table is installed ({megabytes(table['bytes'])}): `auto` uses it"
     else:
         yield (
             "the table is not installed: `auto` gains less than 1 % by it, or fewer than "

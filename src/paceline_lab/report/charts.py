@@ -27,8 +27,8 @@ _SPEEDS = (
     ("tokens_per_step", "Tokens per step (tau)", None),
 )
 _RATES = (
-    ("decode_tokens_per_second", "Decode, tokens a second", None),
-    ("prefill_tokens_per_second", "Prefill, tokens a second", None),
+    ("decode_tokens_per_second", "Decode, tokens per second", None),
+    ("prefill_tokens_per_second", "Prefill, tokens per second", None),
 )
 """Measures for charts by a number alone: rates of different prompts have no mean."""
 
@@ -150,10 +150,10 @@ def _joined(rows: Sequence[Row], measure: str) -> Spread:
 def _range_note(joined: Sequence[Sequence[Row]], measure: str) -> str:
     """Return a note that explains a mark and its line; `joined` has the rows per mark."""
     if any(len(rows) > 1 for rows in joined):
-        return "The mean of the cases (geometric for ratios); lines from the least to the most."
+        return "The mean of the cases (geometric for ratios); lines show minimum and maximum."
     if all(len(row.measures[measure]) == 1 for rows in joined for row in rows):
         return "One value each."
-    return "The median of the rounds; lines from the least round to the most."
+    return "The median of the rounds; lines show minimum and maximum."
 
 
 def _is_baseline(measure: str, rows: Sequence[Row]) -> bool:

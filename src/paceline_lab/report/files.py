@@ -112,7 +112,7 @@ def _every(record: Record) -> Table:
         ]
         for row in record.rows
     ]
-    return "every case: the median (least to most) of the rounds", head, rows
+    return "every case: the median (minimum to maximum) of the rounds", head, rows
 
 
 def _cell(row: Row, measure: str, digits: int) -> str:

@@ -92,7 +92,7 @@ def _section(anchor: str, section: Section) -> Iterator[str]:
         yield _scrolling(table)
     for chart, picture in section.charts:
         data = b64encode(picture).decode()
-        alt = f"Chart: {chart.title}. The figures are in the table beside it."
+        alt = f"Chart: {chart.title}. The figures are in the table next to it."
         yield "<figure>"
         yield f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">'
         yield f"<figcaption><h3>{escape(chart.title)}</h3><p>{escape(chart.note)}</p>"

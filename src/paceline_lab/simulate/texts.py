@@ -85,7 +85,7 @@ class Texts:
         if messages is None or "prompt_token_ids" in entry:
             return self._tokens(entry, ("prompt_token_ids", "prompt"), "a prompt (or messages)")
         if not (isinstance(messages, list) and all(isinstance(one, dict) for one in messages)):
-            raise ValueError("messages is no list of objects")
+            raise ValueError("messages is not a list of objects")
         return encode_prompt(self._files(), messages, check({}))[0]
 
     def _tokens(self, entry: Mapping[str, Any], names: Sequence[str], what: str) -> list[int]:

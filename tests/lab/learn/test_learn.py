@@ -14,7 +14,7 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import ModelFiles
 from paceline.runtime.batching.request import BatchRequest
-from paceline.runtime.drafting import installed_drafters, learnt_dir
+from paceline.runtime.drafting import installed_drafters, learned_dir
 from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline_lab.cli import learn as command
@@ -49,7 +49,7 @@ def learning(
     for name, value in {"MAX_TOKENS": 24, "LONGEST_PROMPT": 48, "_ROUND": 8, "AT_ONCE": 8}.items():
         monkeypatch.setattr(data, name, value)
     yield prompts
-    rmtree(learnt_dir(), ignore_errors=True)
+    rmtree(learned_dir(), ignore_errors=True)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_an_interrupted_call_keeps_the_answers_that_had_ended(
         patched.setattr(Model, "_batch_request", interrupted)
         with pytest.raises(KeyboardInterrupt):
             learn(tiny_files.name, 100, prompts=[given])
-    (path,) = learnt_dir().glob("*/answers.jsonl")
+    (path,) = learned_dir().glob("*/answers.jsonl")
     kept = path.read_bytes()
     assert kept.count(b"\n") > 0
     path.write_bytes(kept + b'{"texts": ["half a li')
@@ -181,7 +181,7 @@ def test_a_template_without_an_opening_needs_prompts(given: Path, tmp_path: Path
     path = write_tiny(tmp_path / "odd.gguf", fields={"tokenizer.chat_template": template})
     with pytest.raises(ModelError, match="--prompts"):
         learn(str(path))
-    assert [*learnt_dir().glob("*")] == []
+    assert [*learned_dir().glob("*")] == []
     assert learn(str(path), 100, prompts=[given])["answers"]["answers"] == 48
 
 
@@ -222,7 +222,7 @@ def test_learning_is_a_command_and_forgotten_by_another(
     (learnt,) = json.loads(capsys.readouterr().out)["learnt"]
     assert learnt["model"] == tiny_files.name
     assert learnt["bytes"] > 0
-    assert [*learnt_dir().glob("*/*")] == []
+    assert [*learned_dir().glob("*/*")] == []
 
 
 # -- what is learnt from, and when it is installed ------------------------------------------------

@@ -85,9 +85,11 @@ def run_command(session: Session, message: str) -> bool:
             "before it sends it"
         )
     if argument and not command.argument:
-        raise InvalidRequest(f"{name} takes nothing after it; a space before it sends it")
+        raise InvalidRequest(
+            f"{name} takes no arguments (to send this as a message, start the line with a space)"
+        )
     if not argument and command.argument and not command.argument.startswith("["):
-        raise InvalidRequest(f"{name} needs more: {name} {command.argument}")
+        raise InvalidRequest(f"{name} needs an argument: {name} {command.argument}")
     command.run(session, argument)
     return True
 
@@ -100,7 +102,7 @@ def _help(session: Session, argument: str) -> None:
 
 def _system(session: Session, argument: str) -> None:
     if not argument:
-        print_status(session.system or "There is no system message.")
+        print_status(session.system or "No system message is set.")
         return
     text = argument.strip('"')
     session.set_system(text)
@@ -117,7 +119,7 @@ def _set(session: Session, argument: str) -> None:
         return
     if value.strip():
         session.set_options(_changed(session.options, name, value.strip()))
-        print_status(f"{name} is {value.strip()} from the next answer on.")
+        print_status(f"{name} is {value.strip()} starting with the next answer.")
         return
     names = [name] if name else _OPTIONS
     for known in names:
@@ -126,7 +128,7 @@ def _set(session: Session, argument: str) -> None:
         if name or session.options.get(known) is not None:
             print_status(f"{known}: {session.options.get(known, _DEFAULT)}")
     if not name:
-        print_status(f"To set: {', '.join(_OPTIONS)}; `{_DEFAULT}` leaves one out again.")
+        print_status(f"Options: {', '.join(_OPTIONS)}; `{_DEFAULT}` resets one.")
 
 
 def _changed(values: dict[str, Any], name: str, text: str) -> dict[str, Any]:

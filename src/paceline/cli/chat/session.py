@@ -130,7 +130,7 @@ class Session:
         before, text = self.messages, self.last_answer
         places = [place for place, message in enumerate(before) if message["role"] == "user"]
         if not places or text is None:
-            raise InvalidRequest("there is no answer yet")
+            raise InvalidRequest("nothing to regenerate: the chat has no answer yet")
         answered = self.turn(before[places[-1]]["content"], "/regen", before[: places[-1]])
         if answered and self.last_answer == text:
             print_status("[the same answer: /set temperature 0.7 or /set seed default varies it]")
@@ -149,7 +149,7 @@ class Session:
     def undo(self) -> str:
         """Go back one step and return its name. Raises InvalidRequest if there is none."""
         if not self._before:
-            raise InvalidRequest("there is nothing to undo")
+            raise InvalidRequest("nothing to undo")
         before = self._before.pop()
         self.messages = before.messages
         return before.step

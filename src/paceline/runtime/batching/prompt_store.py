@@ -57,7 +57,8 @@ class PromptStore:
         self._writing: Future[None] | None = None
         if self._engine is None:
             log.warning(
-                "prompts are not kept on disk: the engine %s cannot copy the KV of this model; use "
+                "the prompt cache on disk is disabled: the engine %s cannot copy the KV of this "
+                "model; use "
                 "the engine llamacpp, and a model without recurrent layers",
                 engine.name,
             )
@@ -90,7 +91,7 @@ class PromptStore:
         try:
             engine.restore(sequence, KVState(data, len(tokens)), length)
         except CacheFull as error:
-            log.info("a prompt on disk is not used: %s", error)
+            log.info("a prompt on disk is ignored: %s", error)
         except ModelError as error:
             self._ignore(path, error)
         return sequence.length - start
@@ -127,7 +128,7 @@ class PromptStore:
 
     def _read(self, path: Path, name: str) -> npt.NDArray[Any] | None:
         """Return an array of a file, or None if the file is missing or cannot be used."""
-        fault: object = "it is of another model"
+        fault: object = "it belongs to another model"
         try:
             with np.load(path) as arrays:
                 if str(arrays["identity"]) == self._identity:
@@ -180,7 +181,7 @@ class PromptStore:
         if not gave_up:
             reason = getattr(error, "strerror", None) or error
             advice = elsewhere(self._folder)
-            log.warning("prompts are not kept in %s: %s%s", self._folder, reason, advice)
+            log.warning("the prompt cache in %s is disabled: %s%s", self._folder, reason, advice)
 
 
 def _touch(path: Path) -> None:

@@ -157,7 +157,9 @@ class Scheduler:
             if self.draining:
                 raise Draining("the model is shutting down and accepts no more requests")
             if len(self._waiting) >= self.max_waiting:
-                raise QueueFull(f"{len(self._waiting)} requests wait already; try again later")
+                raise QueueFull(
+                    f"{len(self._waiting)} requests are already waiting; try again later"
+                )
             self._waiting.append(queued)
             self.load.submitted += 1
             self.load.waiting = len(self._waiting)

@@ -66,7 +66,7 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """What a called tool returned."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -125,7 +125,7 @@ def _tool_tag(value: Any) -> str:
 
 
 class ToolChoice(Body):
-    """Whether the answer may or must use a tool, and which."""
+    """Controls whether the response may or must use a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -133,7 +133,7 @@ class ToolChoice(Body):
 
 
 class ThinkingOptions(Body):
-    """Whether the model thinks."""
+    """Turns reasoning on or off."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
@@ -181,7 +181,7 @@ class MessagesBody(GenerationBody):
         if self.n != 1:
             raise ApiError("this endpoint returns one answer", param="n")
         if self.tool_choice.type in ("any", "tool") and not self._tools:
-            raise ApiError("tool_choice requires a call, but there is no tool", param="tools")
+            raise ApiError("tool_choice requires a tool call, but tools is empty", param="tools")
         if self.tool_choice.type == "tool" and self.tool_choice.name is None:
             raise ApiError("tool_choice.name: is missing", param="tool_choice.name")
         self.stop = [*self.stop, *self.stop_sequences]
@@ -265,7 +265,7 @@ class MessagesBody(GenerationBody):
                     calls.add(block.id)
                 if isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
                     raise ApiError(
-                        f"{where}.tool_use_id: there is no tool_use {block.tool_use_id[:80]!r} "
+                        f"{where}.tool_use_id: tool_use {block.tool_use_id[:80]!r} not found "
                         "before its result",
                         param=f"{where}.tool_use_id",
                     )

@@ -102,7 +102,7 @@ class ResponsesBody(GenerationBody):
             named = NamedSchema(schema=form.schema_) if form.schema_ is not None else None
             self.response_format = ResponseFormat(type=form.type, json_schema=named)
         if self.chat_choice not in ("none", "auto") and not self.functions:
-            raise ApiError("tool_choice requires a call, but there is no function", param="tools")
+            raise ApiError("tool_choice requires a tool call, but tools is empty", param="tools")
         return self
 
     @cached_property

@@ -37,7 +37,7 @@ class FunctionCallItem(Body):
 
 
 class FunctionOutputItem(Body):
-    """What a called function returned."""
+    """The output of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -118,14 +118,14 @@ def conversation(
             stored = stored_item(item.id)
             if stored is None:
                 raise ApiError(
-                    f"there is no item {item.id[:80]!r} here; send the item itself",
+                    f"item {item.id[:80]!r} not found; send the item itself",
                     param=f"input[{place}].id",
                 )
             item = _ITEM.validate_python(Reader().turn(stored, f"input[{place}]"))
         if isinstance(item, FunctionOutputItem):
             if item.call_id not in calls:
                 raise ApiError(
-                    f"there is no function call {item.call_id[:80]!r} before its output",
+                    f"function call {item.call_id[:80]!r} not found before its output",
                     param=f"input[{place}].call_id",
                 )
             message = _result(item, item.output)

@@ -152,4 +152,4 @@ class OfferedTools:
         if exact or (choice.namespace is None and len(names) == 1):
             return exact or names
         about = "/".join(filter(None, (choice.namespace, choice.name)))[:_SHOWN_CHARACTERS]
-        raise ApiError(f"{about!r} is no function of tools", param="tool_choice")
+        raise ApiError(f"{about!r} is not a function in tools", param="tool_choice")

@@ -91,7 +91,8 @@ class Pool:
         max_memory = self._limits.memory
         if max_memory is not None and memory > max_memory:
             raise InvalidRequest(
-                f"{name} needs about {megabytes(memory)} of memory, and all models may have "
+                f"{name} needs about {megabytes(memory)} of memory, and the limit for all models "
+                f"is "
                 f"{megabytes(max_memory)} together"
             )
         place = await self._place(name, memory)
@@ -147,7 +148,7 @@ class Pool:
                     if not waits:
                         if len(self._waiting) >= self._limits.waiting:
                             raise QueueFull(
-                                f"{len(self._waiting)} requests wait for a model already"
+                                f"{len(self._waiting)} requests are already waiting for a model"
                             )
                         self._waiting.append(since)
                         waits = True

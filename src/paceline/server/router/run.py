@@ -127,7 +127,7 @@ class Router:
                     limit.reschedule(None)  # the model's server has the same limit
                     await self._exchange(child, body, headers, reply)
             except TimeoutError:
-                raise TimedOut(f"no place for {model.name} was free in time") from None
+                raise TimedOut(f"timed out waiting for a free slot to load {model.name}") from None
             except ModelError as error:
                 raise ModelError(f"{model.name} cannot be loaded: {error}") from error
 
@@ -195,7 +195,7 @@ class Router:
                 kind = response.headers["content-type"]
                 reply = Response(response.content, response.status_code, media_type=kind)
         if reply is None:
-            raise ApiError("no model is loaded, so no response is stored", status=404)
+            raise ApiError("no model is loaded, so no responses are stored", status=404)
         return reply
 
     async def _health(self, _request: Request) -> Response:
@@ -252,7 +252,7 @@ class _Named(Body):
 
 def _ended(error: httpx.TransportError) -> ApiError:
     return ApiError(
-        f"the model's process does not answer ({type(error).__name__}); ask again",
+        f"the model's process does not respond ({type(error).__name__}); try again",
         status=502,
         kind="server_error",
         code="model_ended",
@@ -346,8 +346,8 @@ def serve_all(
     if default not in names and default != DEFAULT_MODEL:
         known = ", ".join(names[:20]) or "none"
         raise InvalidRequest(
-            f"--model {default} is not among the models that are here ({known}): name one of them, "
-            "or fetch it first with paceline pull"
+            f"--model {default} is not installed; use one of {known}, or download it first with "
+            "`paceline pull`"
         )
     server = RouterServer(default, options, settings=settings, limits=limits, on_line=on_line)
     server.run(on_line=on_line, signals=True, quiet=quiet)

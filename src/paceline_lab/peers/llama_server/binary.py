@@ -59,13 +59,14 @@ def server_binary(path: str | None) -> ServerBinary:
         )
     if place is None:
         raise InvalidRequest(
-            f"{path} is no program that can be started; expected the path of llama.cpp's {PROGRAM}"
+            f"{path} is not executable; expected the path of llama.cpp's {PROGRAM}"
         )
     version = _VERSION.search(_output(place, "--version"))
     manual = _output(place, "--help") if version else ""
     if version is None or "--port" not in manual:
         raise InvalidRequest(
-            f"{place} is no {PROGRAM}: it has no --version and --port as llama.cpp's server does; "
+            f"{place} is not {PROGRAM}: it lacks --version and --port, which llama.cpp's server "
+            f"has; "
             f"expected the path of that program"
         )
     types = manual.partition("--spec-type")[2].partition("\n")[0]

@@ -56,7 +56,7 @@ class LlamaServer:
         Raises ModelError if the model is not a GGUF file, or the server cannot load it.
         """
         if files.weights is None:
-            raise ModelError(f"{files.name} is no GGUF file; expected one")
+            raise ModelError(f"{files.name} is not a GGUF file")
         if binary.lacking:
             on_message(binary.lacking)
         self._files, self._program = files, binary.path
@@ -101,7 +101,7 @@ class LlamaServer:
             raise ModelError(f"its answer has no tokens and timings; fields: {[*reply]}") from error
         if not tokens:
             raise ModelError(
-                "its answer has no token ids: this version does not know return_tokens"
+                "its answer has no token ids: this version does not support return_tokens"
             )
         count = len(tokens)
         while tokens and tokens[-1] in self._files.stop_token_ids:
