@@ -36,7 +36,7 @@ from paceline.engines.llamacpp.binding import ContextSettings, Offload
 from paceline.engines.llamacpp.libraries import library_folder
 from paceline.engines.llamacpp.llama_h import FLASH_ATTENTION, TYPES
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence, Rows
-from paceline.engines.llamacpp.sequence import whole
+from paceline.engines.llamacpp.sequence import round_up_slots
 from paceline.engines.llamacpp.upstream import Llama
 
 KEYS = (100, 243, 1100, 2035, 4083, 8179)
@@ -142,7 +142,10 @@ def measure(
     key_type, value_type, *off = cache.split(":")
     device.types, device.flash = (key_type, value_type), not off
     settings = ContextSettings(
-        slots=whole(max(keys) + CHUNK), rows=CHUNK, threads=min(os.cpu_count() or 1, 8), outputs=32
+        slots=round_up_slots(max(keys) + CHUNK),
+        rows=CHUNK,
+        threads=min(os.cpu_count() or 1, 8),
+        outputs=32,
     )
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.vocab_size, settings.slots).tolist()
@@ -162,7 +165,7 @@ def measure(
     several = max(sequences for sequences, _ in TOGETHER)
     for count in keys:
         if count <= MOST_TOGETHER:
-            slots = whole(count + several * LONGER + FURTHER + 2 * POSITIONS)
+            slots = round_up_slots(count + several * LONGER + FURTHER + 2 * POSITIONS)
             context = model.context(settings._replace(slots=slots, sequences=several))
             with closing(context):
                 yield {"keys": count, "together": together(context, tokens, count)}

@@ -60,25 +60,25 @@ class Range:
         except ValueError:  # also for more digits than Python reads
             value = math.nan
         if not self.allows(value):
-            raise ValueError(f"{shown(text)} is not {self}")
+            raise ValueError(f"{shorten(text)} is not {self}")
         return value
 
     def __str__(self) -> str:
         number = "a whole number" if self.type is int else "a number"
-        least = f"{self.min_value:.12g}"
+        low = f"{self.min_value:.12g}"
         if self.max_value is None:
-            return f"{number} of {least} or more"
+            return f"{number} of {low} or more"
         bits = int(self.max_value).bit_length()
         is_long = bits >= _LONG_BITS and self.max_value == 2**bits - 1
-        most = f"2**{bits} - 1" if is_long else f"{self.max_value:.12g}"
-        between = f"above {least}, up to" if self.open else f"from {least} to"
-        return f"{number} {between} {most}"
+        high = f"2**{bits} - 1" if is_long else f"{self.max_value:.12g}"
+        between = f"above {low}, up to" if self.open else f"from {low} to"
+        return f"{number} {between} {high}"
 
 
 IntRange, FloatRange = partial(Range, int), partial(Range, float)
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     """Return a value for a message, without its end if that is long."""
     try:
         text = repr(value)
@@ -364,13 +364,13 @@ def _wrong(values: Mapping[str, Any]) -> Iterator[str]:
         if name not in values or (values[name] is None and option.is_optional):
             continue
         if not option.values.allows(values[name]):
-            yield f"{name} is {shown(values[name])}; expected {option.expected}"
+            yield f"{name} is {shorten(values[name])}; expected {option.expected}"
         elif name == "template_kwargs" and (reserved := TEMPLATE_NAMES & values[name].keys()):
             yield f"template_kwargs cannot set {min(reserved)}"
     biases = values.get("logit_bias")
     for token, bias in biases.items() if isinstance(biases, Mapping) else ():
         if not (BIAS_TOKEN.allows(token) and BIAS.allows(bias)):
-            yield f"logit_bias is {shown({token: bias})}; expected token id -> {BIAS}"
+            yield f"logit_bias is {shorten({token: bias})}; expected token id -> {BIAS}"
             break
 
 

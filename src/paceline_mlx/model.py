@@ -88,7 +88,7 @@ class LoadedModel:
             logits = self.module(rows[None], cache=caches)[0]
         if not drafted:
             states.roll_back(end)
-        return _called(logits, self._taps.take(), slice(0, len(tokens)))
+        return _outputs(logits, self._taps.take(), slice(0, len(tokens)))
 
     def call_together(
         self, parts: Sequence[tuple[States, Tokens]], *, min_rows: int = 1
@@ -111,7 +111,7 @@ class LoadedModel:
         taps = self._taps.take()
         starts = [sum(counts[:number]) for number in range(len(counts))]
         return [
-            _called(logits, taps, slice(start, start + len(tokens)))
+            _outputs(logits, taps, slice(start, start + len(tokens)))
             for start, (_, tokens) in zip(starts, parts, strict=True)
         ]
 
@@ -155,7 +155,7 @@ def _padded(tokens: Tokens, min_rows: int) -> Array:
     return mx.pad(mx.array(tokens), (0, missing), constant_values=_PADDING)
 
 
-def _called(logits: Array, taps: dict[int, Array], rows: slice) -> LazyOutputs:
+def _outputs(logits: Array, taps: dict[int, Array], rows: slice) -> LazyOutputs:
     return LazyOutputs(logits[rows], {tap: hidden[rows] for tap, hidden in taps.items()})
 
 

@@ -238,14 +238,14 @@ def measure_rules(prober: Prober, candidates: Sequence[RowRules]) -> RowRules | 
 
 def _equal(prober: Prober, context: int, rows: RowRange) -> bool:
     """Return True if calls of several sizes in `rows` give the same bits after a context."""
-    least, most = rows.min_rows, min(rows.max_rows, prober.room - context)
-    if most < least:
+    min_rows, max_rows = rows.min_rows, min(rows.max_rows, prober.room - context)
+    if max_rows < min_rows:
         return False
-    expected = _bits(prober, context, most)
+    expected = _bits(prober, context, max_rows)
     # At other places in calls of one size.
-    if least > 1 and _bits(prober, context + 1, least)[:-1] != expected[1:]:
+    if min_rows > 1 and _bits(prober, context + 1, min_rows)[:-1] != expected[1:]:
         return False
-    sizes = {least, least + 1, 2 * least + 1, *TRIED} & {*range(least, most)}
+    sizes = {min_rows, min_rows + 1, 2 * min_rows + 1, *TRIED} & {*range(min_rows, max_rows)}
     return all(_bits(prober, context, size) == expected for size in sorted(sizes))
 
 

@@ -84,7 +84,7 @@ class States:
             if drafted:
                 with self._recorder.recording(self._recurrent, rows) as recorded:
                     yield self.caches
-                self._recent.append(saved._replace(recorded=self._whole(recorded)))
+                self._recent.append(saved._replace(recorded=self._if_complete(recorded)))
             else:
                 yield self.caches
         self.held += rows
@@ -157,7 +157,7 @@ class States:
         for cache, before in zip(self._recurrent, saved.recurrent, strict=True):
             cache.cache = list(before)
 
-    def _whole(self, recorded: list[RecordedCall]) -> list[RecordedCall]:
+    def _if_complete(self, recorded: list[RecordedCall]) -> list[RecordedCall]:
         """Return the recorded calls if they cover every recurrent cache, else an empty list."""
         covered = {cache for call in recorded for cache in call.caches}
         return recorded if covered == {id(cache) for cache in self._recurrent} else []

@@ -107,7 +107,7 @@ def test_rehearsed_layers_compute_what_torch_does(
         rows = stream[start : start + ROWS]
         block = np.zeros((1, shape.stream_size, ROWS, 1), np.float32)
         block[0, :, : len(rows), 0] = rows.T
-        given = {"hidden": block, **inputs.at(start, len(rows))}
+        given = {"hidden": block, **inputs.for_rows(start, len(rows))}
         found = model.predict(given, state)["out_hidden"][0, :, : len(rows), 0].T
         worst = np.abs(found - expected[start : start + ROWS]).max()
         assert worst <= 1e-3 * np.abs(expected).max()

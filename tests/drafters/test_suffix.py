@@ -116,7 +116,7 @@ def test_a_cursor_matches_the_longest_suffix_of_another_text(text: list[int], ot
     cursor = START
     for end, token in enumerate(other, start=1):
         cursor = automaton.advance(cursor, token)
-        assert automaton.at(cursor) == longest_suffix(other[:end], text, before=len(text))
+        assert automaton.match_at(cursor) == longest_suffix(other[:end], text, before=len(text))
 
 
 @given(text=texts, others=st.lists(st.tuples(st.integers(0, 2), texts), max_size=12))
@@ -131,7 +131,7 @@ def test_a_cursor_stays_correct_when_the_text_grows(
     for token, added in others:
         followed.append(token)
         cursor = automaton.advance(cursor, token)
-        match = automaton.at(cursor)
+        match = automaton.match_at(cursor)
         if match:
             start = match.next_at - match.length
             assert followed[-match.length :] == automaton.text[start : match.next_at]
@@ -148,4 +148,4 @@ def test_a_long_run_of_one_token_stays_correct():
     for length in range(1, 1001):
         cursor = automaton.advance(cursor, 5)
         assert cursor.length == length
-        assert length <= automaton.at(cursor).next_at <= 1000
+        assert length <= automaton.match_at(cursor).next_at <= 1000

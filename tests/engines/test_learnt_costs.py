@@ -83,16 +83,16 @@ def test_what_was_learnt_is_there_for_the_next_process_and_a_damaged_file_is_as_
         return StoredCosts(ToyEngine(), "model", 100_000_000, tmp_path)
 
     first = opened()
-    assert not first.known
+    assert not first.is_known
     answered(first, seed=3)
     first.store()
     again = opened()
-    assert again.known
+    assert again.is_known
     assert [again.table()(rows) for rows in ROWS] == [first.table()(rows) for rows in ROWS]
     (file,) = tmp_path.glob("*.costs")
     for damaged in ("{", "[]", "{}", '{"line": [1], "ratios": {}}', '{"line": "x", "ratios": 3}'):
         file.write_text(damaged)
-        assert not opened().known
+        assert not opened().is_known
         assert opened().table() == Costs(0.001 + 0.005).table()
 
 
@@ -100,7 +100,7 @@ def test_costs_are_measured_by_calls_of_every_number_of_rows():
     engine, costs = ToyEngine(context_length=512), Costs(1.0)
     free = engine.free_slots
     measure(engine, costs)
-    assert costs.known
+    assert costs.is_known
     assert isinstance(costs.table(), CostTable)
     assert engine.free_slots == free
     small = ToyEngine(context_length=8)

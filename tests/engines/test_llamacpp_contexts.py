@@ -60,7 +60,7 @@ def run(contexts: Contexts, sequence: object, length: int) -> Any:
     place: Any = None
     for at in range(0, length, 256):
         end = min(at + 256, length)
-        place = contexts.of(sequence, end)
+        place = contexts.acquire(sequence, end)
         place.length = end
     return place
 
@@ -71,15 +71,15 @@ def test_a_context_is_lent_again(model: Opener, length: int):
     first = run(contexts, "one", length)
     contexts.forget("one")
     assert model.held == [first.slots]
-    assert contexts.of("two", max(300, length - 1)) is first
+    assert contexts.acquire("two", max(300, length - 1)) is first
 
 
 def test_a_short_sequence_leaves_a_long_context_to_a_long_one(model: Opener):
     contexts = contexts_of(model)
-    long = contexts.of("long", 3000)
+    long = contexts.acquire("long", 3000)
     contexts.forget("long")
     assert run(contexts, "short", 100).slots == 512
-    assert contexts.of("other", 2500) is long
+    assert contexts.acquire("other", 2500) is long
 
 
 def test_what_many_sequences_leave_does_not_grow_beyond_the_cache(model: Opener):
@@ -108,7 +108,7 @@ def test_at_rest_sequences_are_parked_and_few_contexts_are_left(model: Opener):
     contexts.rest()
     assert len(model.held) <= 2
     for sequence, length in lengths.items():
-        assert contexts.of(sequence, length).length == length
+        assert contexts.acquire(sequence, length).length == length
 
 
 @pytest.mark.parametrize("call", ["state", "restore"])
@@ -123,9 +123,9 @@ def test_a_move_that_fails_loses_no_sequence(
 
     monkeypatch.setattr(Place, call, faulty)
     with pytest.raises(MemoryError):
-        contexts.of("one", 600)  # it grows
+        contexts.acquire("one", 600)  # it grows
     monkeypatch.undo()
-    assert contexts.of("one", 600).length == 500
+    assert contexts.acquire("one", 600).length == 500
 
 
 def test_sequences_that_share_calls_take_the_first_places_of_the_largest_context(model: Opener):

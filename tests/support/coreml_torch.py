@@ -41,7 +41,7 @@ class TorchModel:
         width, rows, shape = width or len(tokens), len(tokens), self._shape
         conv_slots = self._rows + shape.lags if shape.lags else 0
         inputs = CallInputs(width, *self._tables, conv_slots=conv_slots, lags=shape.lags)
-        call = torch_inputs(inputs.at(self.length, rows))
+        call = torch_inputs(inputs.for_rows(self.length, rows))
         stream = torch.zeros(1, shape.stream_size, width, 1)
         stream[0, : shape.hidden_size, :rows, 0] = self._embeddings[list(tokens)].T
         streams = []

@@ -87,7 +87,7 @@ def running(model: Model, settings: Settings | None = None, **more: Any) -> Iter
     SERVED.add(model)
     server = Server(model, replace(settings or Settings(), **more))
     ready = threading.Event()
-    thread = threading.Thread(target=server.run, kwargs={"say": lambda _: ready.set()})
+    thread = threading.Thread(target=server.run, kwargs={"on_line": lambda _: ready.set()})
     thread.start()
     try:
         assert ready.wait(PATIENCE), "the server does not listen"

@@ -141,8 +141,8 @@ def trial_notice(name: str) -> str | None:
         return None
     notice = f"{name} is a small model to try paceline with."
     bandwidth = min(cpu_cores() * _CORE_BANDWIDTH, _BANDWIDTH)
-    most = min(memory_bytes() / _TRIAL_SHARE, bandwidth / _TRIAL_SPEED)
-    models = [model for model in list_models() if model.to_fetch <= most]
+    max_bytes = min(memory_bytes() / _TRIAL_SHARE, bandwidth / _TRIAL_SPEED)
+    models = [model for model in list_models() if model.to_fetch <= max_bytes]
     best = max(models, key=lambda model: model.to_fetch, default=None)
     if best is None or best.name == name:
         return notice

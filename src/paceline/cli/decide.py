@@ -50,7 +50,7 @@ def decide(
         raise InvalidRequest("--choice and --level cannot be combined: a question has one of them")
     if question is None and (choice or level):
         raise InvalidRequest("options need a question; give it as an argument")
-    asked = [] if questions is None else _listed(questions)
+    asked = [] if questions is None else _question_list(questions)
     if question is not None:
         asked.append(_question(as_unicode(question, "the question"), choice, level))
     if not asked:
@@ -67,7 +67,7 @@ def decide(
     rows = list[list[str]]()
     for answer in result.answers:
         of_question = answer.question
-        best = f"{answer.score:.2f}" if of_question.type == "score" else _shown(answer.choice)
+        best = f"{answer.score:.2f}" if of_question.type == "score" else _choice_text(answer.choice)
         first = [of_question.name or of_question.instructions, best]
         for option, part in zip(of_question.options.values(), answer.probabilities, strict=True):
             rows.append([*first, option, f"{part:.4f}"])
@@ -76,7 +76,7 @@ def decide(
     return 0
 
 
-def _shown(choice: str | bool) -> str:
+def _choice_text(choice: str | bool) -> str:
     return choice if isinstance(choice, str) else json.dumps(choice)
 
 
@@ -90,7 +90,7 @@ def _question(text: str, choices: list[str], levels: list[str]) -> dict[str, Any
     return {"type": "predicate", "instructions": text}
 
 
-def _listed(path: Path) -> list[Any]:
+def _question_list(path: Path) -> list[Any]:
     try:
         listed = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from paceline.cli import complete
-from paceline.options import BIAS, BIAS_TOKEN, OPTIONS, FloatRange, IntRange, Range, shown
+from paceline.options import BIAS, BIAS_TOKEN, OPTIONS, FloatRange, IntRange, Range, shorten
 from paceline.system.machine import cpu_cores
 
 
@@ -44,7 +44,7 @@ def _bias(text: str) -> tuple[int, float]:
     """Return the token id and bias of TOKEN=BIAS."""
     token, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"{shown(text)} is not TOKEN=BIAS, as in 42=-5")
+        raise ValueError(f"{shorten(text)} is not TOKEN=BIAS, as in 42=-5")
     return BIAS_TOKEN(token), BIAS(value)
 
 
@@ -52,7 +52,7 @@ def json_object(text: str) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
         if isinstance(value := json.loads(text), dict):
             return value
-    raise ValueError(f"{shown(text)} is not a JSON object")
+    raise ValueError(f"{shorten(text)} is not a JSON object")
 
 
 COUNT = IntRange(1, 2**31 - 1)
@@ -97,7 +97,7 @@ def parser_of(name: str) -> Callable[[str], Any] | None:
     return _WRITTEN[name][1] if name in _WRITTEN else number
 
 
-def of(name: str, **more: Any) -> Any:
+def answer_option(name: str, **more: Any) -> Any:
     """Declare an option of an answer; `more` replaces arguments of typer's `Option`."""
     about = OPTIONS[name].about
     given = {
@@ -117,5 +117,5 @@ def answer_parameters() -> Iterator[Parameter]:
         if option.about.panel:
             kind, _ = _WRITTEN.get(name, (option.type, None))
             kind, default = (bool, False) if kind is bool else (kind | None, None)
-            annotation = Annotated[kind, of(name)]  # type: ignore[valid-type]
+            annotation = Annotated[kind, answer_option(name)]  # type: ignore[valid-type]
             yield Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -278,9 +278,9 @@ class ModelOptions:
     ] = None
 
 
-GenerationConfig = Annotated[Literal["auto", "none"], declare.of("generation_config")]
+GenerationConfig = Annotated[Literal["auto", "none"], declare.answer_option("generation_config")]
 MaxTokens = Annotated[int, declare.count(help="maximum tokens of an answer")]
-Seed = Annotated[int, declare.of("seed", rich_help_panel=None)]
+Seed = Annotated[int, declare.answer_option("seed", rich_help_panel=None)]
 ApiKey = Annotated[
     str | None,
     Option(help="API key of the server; default for a local one: $PACELINE_API_KEY"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _access = partial(Option, rich_help_panel="Access")
 _load = partial(Option, rich_help_panel="Load")
-_request = partial(declare.of, rich_help_panel="Defaults of requests")
+_request = partial(declare.answer_option, rich_help_panel="Defaults of requests")
 _all = partial(Option, rich_help_panel="Several models")
 
 _OF_CHILDREN = (

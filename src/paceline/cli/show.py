@@ -30,7 +30,9 @@ def show(*, model: ModelArgument, output: Output) -> int:
         installed = [listed] if listed else []
         facts["on_disk"] = sum(measured(one).bytes for one in installed) or facts["bytes"]
         facts["drafters"] = [head.about for head in heads(installed) if head.models]
-        text = "\n".join(f"{name:<16}{value}" for name, value in _shown(facts).items() if value)
+        text = "\n".join(
+            f"{name:<16}{value}" for name, value in _for_people(facts).items() if value
+        )
     print_value(output, facts, text)
     return 0
 
@@ -69,7 +71,7 @@ def _facts(files: "ModelFiles") -> dict[str, Any]:
     }
 
 
-def _shown(facts: dict[str, Any]) -> dict[str, Any]:
+def _for_people(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts for people: long ones are shortened."""
     from paceline.storage.files import megabytes
 

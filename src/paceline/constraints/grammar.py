@@ -158,7 +158,7 @@ class Grammars:
             calls = CallGrammar(
                 form,
                 parameters,
-                written=lambda text: self._written(text, form),
+                written=lambda text: self._in_lark(text, form),
                 token=self._mark,
             )
             if choice == "auto":
@@ -210,7 +210,7 @@ class Grammars:
             return False
         return True
 
-    def _written(self, text: str, form: ToolForm) -> str:
+    def _in_lark(self, text: str, form: ToolForm) -> str:
         """Return a text in Lark, with the model's tokens for the form's marks."""
         marks = "|".join(map(re.escape, form.tokens)) or "(?!)"
         parts = [part for part in re.split(f"({marks})", text) if part]

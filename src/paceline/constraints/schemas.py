@@ -64,9 +64,9 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
     """
     parts: list[SchemaPart] = []
 
-    def kept(value: Any, path: str) -> Any:
+    def supported(value: Any, path: str) -> Any:
         if isinstance(value, list):
-            return [kept(element, f"{path}[{at}]") for at, element in enumerate(value)]
+            return [supported(element, f"{path}[{at}]") for at, element in enumerate(value)]
         if not isinstance(value, Mapping):
             return value
         result: dict[str, Any] = {}
@@ -82,9 +82,11 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
                 parts.extend(
                     SchemaPart(f"{where}.{name}", None) for name in inner if name not in named
                 )
-                result[keyword] = {name: kept(s, f"{where}.{name}") for name, s in named.items()}
+                result[keyword] = {
+                    name: supported(s, f"{where}.{name}") for name, s in named.items()
+                }
             elif keyword in _NESTED and isinstance(inner, Mapping | list):
-                result[keyword] = kept(inner, where)
+                result[keyword] = supported(inner, where)
             elif keyword in _COUNTS and isinstance(inner, float) and inner.is_integer():
                 result[keyword] = int(inner)  # 10.0 is an integer, but not for llguidance
             elif is_part(keyword, inner):
@@ -95,7 +97,7 @@ def left_out(schema: Mapping[str, Any], is_part: IsPart) -> tuple[dict[str, Any]
             result.pop("additionalProperties", None)  # it would forbid keys that a pattern allowed
         return result
 
-    return kept(schema, ""), parts
+    return supported(schema, ""), parts
 
 
 def _is_inexact(value: Any) -> bool:

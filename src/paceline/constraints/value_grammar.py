@@ -210,9 +210,13 @@ def length_bounds(schema: Mapping[str, Any]) -> str:
 
 
 def _bounds(schema: Mapping[str, Any], *names: str) -> tuple[int, int | None]:
-    """Return the least and the greatest count of a schema; (0, None) if one is too large."""
-    least, most = (
+    """Return the minimum and the maximum count of a schema; (0, None) if one is too large."""
+    min_count, max_count = (
         value if isinstance(value := schema.get(name), int) and value >= 0 else None
         for name in names
     )
-    return (0, None) if max(least or 0, most or 0) > _MAX_REPEAT else (least or 0, most)
+    return (
+        (0, None)
+        if max(min_count or 0, max_count or 0) > _MAX_REPEAT
+        else (min_count or 0, max_count)
+    )

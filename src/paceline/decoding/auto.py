@@ -303,9 +303,9 @@ class Auto:
             price = rate * seconds
             costly = self._acceptance.costly.setdefault(drafter.name, _CostlyDrafter())
             if costly.should_ask(rate, price, best.gain):
-                most = min(limit, 1 + ceil(1.5 * costly.length))
+                max_length = min(limit, 1 + ceil(1.5 * costly.length))
                 # It reads more than the last few tokens: no match contradicts it.
-                choice = self._choice(drafter.propose(context, most), rate, None)
+                choice = self._choice(drafter.propose(context, max_length), rate, None)
                 costly.learn(choice, paid=choice.gain - price > best.gain)
                 best = max(best, choice, key=_gain)
                 self._draft_seconds += seconds

@@ -174,7 +174,7 @@ def shipped(model: str, files: Path | None = None, engine: str = "none") -> dict
         files: the model itself, which may have a head inside.
         engine: the engine that runs it.
     """
-    own = {} if files is None else dict.fromkeys(heads.inside(files, engine), files)
+    own = {} if files is None else dict.fromkeys(heads.kinds_inside(files, engine), files)
     folder = Path(__file__).parent / "shipped" / model
     if Path(model).name != model or not folder.is_dir():
         return own

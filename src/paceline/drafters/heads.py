@@ -221,7 +221,7 @@ def load_kind(engine: str, kind: str) -> HeadKind:
     return head
 
 
-def inside(target: Path, engine: str) -> list[str]:
+def kinds_inside(target: Path, engine: str) -> list[str]:
     """Return the kinds of the heads inside a target's own files."""
     kinds = [kind for kind, engines in engines_by_kind().items() if engine in engines]
     return [kind for kind in kinds if load_kind(engine, kind).is_inside(target)]

@@ -78,7 +78,7 @@ class SuffixAutomaton:
             return Cursor(self._next[state][token], length + 1)
         return START
 
-    def at(self, cursor: "Cursor") -> Match | None:
+    def match_at(self, cursor: "Cursor") -> Match | None:
         """Return the latest occurrence of a cursor's suffix, or None if it is empty."""
         return self._match(*cursor) if cursor.length else None
 
@@ -158,7 +158,7 @@ class SuffixDrafter(Drafter):
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         self._index(context)
         repeat = self._own.longest_repeat()
-        earlier = self._earlier.at(self._cursor) if self._earlier else None
+        earlier = self._earlier.match_at(self._cursor) if self._earlier else None
         if self._earlier and earlier and (repeat is None or earlier.length > repeat.length):
             tokens = self._earlier.text[earlier.next_at : earlier.next_at + limit]
             end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))

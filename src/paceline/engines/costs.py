@@ -117,7 +117,7 @@ class Costs:
         return {"line": self._line.tolist(), "ratios": {**self._ratios}}
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """True if passes were observed, by this process or an earlier one."""
         return bool(self._ratios) or self._line[0] > 1
 

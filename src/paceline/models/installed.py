@@ -55,7 +55,7 @@ def list_models(cache: Path | None = None) -> list[ModelEntry]:
     Every name can be used, except those of broken models. A file with several names is listed once.
     """
     files = {file.path.resolve(): file for file in _files()}
-    prepared = [_listed(folder, files) for folder in _prepared(cache)]
+    prepared = [_entry_of(folder, files) for folder in _prepared(cache)]
     models = {listed.name: listed for listed in prepared}
     checkpoints = hub.cached_folders(hub.CHECKPOINT) if mlx_available() else ()
     for name, snapshot in checkpoints:
@@ -126,7 +126,7 @@ def _to_fetch() -> Iterator[ModelEntry]:
         yield ModelEntry(name, False, known.about, fits=fits(known.bytes), to_fetch=known.bytes)
 
 
-def _listed(folder: Path, files: dict[Path, LocalFile]) -> ModelEntry:
+def _entry_of(folder: Path, files: dict[Path, LocalFile]) -> ModelEntry:
     """Describe a prepared model; one made from a GGUF file in `files` has that file's name."""
     try:
         manifest = read_manifest(folder)

@@ -163,7 +163,7 @@ def _target(base: str, revision: str | None) -> HubName | None:
     """Return the Hub model of a name, or None. Raises InvalidRequest if local, with a revision."""
     is_local = not is_short(base) and (as_path(base).exists() or is_app_name(base))
     if not is_local and (target := hub_name_of(base)) is not None:
-        return target.at(revision)
+        return target.at_revision(revision)
     if revision is not None:
         raise InvalidRequest(f"--revision is for models on the Hub, but {base} is not one")
     return None

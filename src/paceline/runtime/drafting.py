@@ -171,7 +171,7 @@ class Drafting:
         engine = open_engine(files.engine, files.path, files.context_length, settings)
         folder = cache_dir() / MEASUREMENTS
         costs = StoredCosts(engine, files.fingerprint, files.weights_bytes, folder)
-        if not costs.known:  # no answer runs it alone, and the policy needs its costs
+        if not costs.is_known:  # no answer runs it alone, and the policy needs its costs
             measure(engine, costs)
             costs.store()
         cost = costs.table()

@@ -522,7 +522,7 @@ class Model:
 
         Raises CacheFull if there are no slots for them.
         """
-        if again or not self.costs.known:
+        if again or not self.costs.is_known:
             make_room = self.scheduler.prefix_cache.clear
 
             def measured() -> None:

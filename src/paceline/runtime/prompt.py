@@ -247,7 +247,9 @@ def render_chat(
                 # The answer began after an empty reasoning block, which the template omits.
                 if prompt.startswith(start) and any(m in prompt[len(start) :] for m in form.closes):
                     text = prompt + answer
-        return RenderedChat(text, reasoning_marks(thinking, inside=thinking.inside(answer, str)))
+        return RenderedChat(
+            text, reasoning_marks(thinking, inside=thinking.ends_in_reasoning(answer, str))
+        )
     text = template.render(messages, tools=tools, **variables)
     if form is None:
         return RenderedChat(text, None)
@@ -255,7 +257,9 @@ def render_chat(
     def bare() -> str:
         return template.render(messages, tools=tools, **variables, add_generation_prompt=False)
 
-    return RenderedChat(text, reasoning_marks(thinking, inside=thinking.inside(text, bare)))
+    return RenderedChat(
+        text, reasoning_marks(thinking, inside=thinking.ends_in_reasoning(text, bare))
+    )
 
 
 def reasoning_marks(

@@ -23,7 +23,7 @@ from paceline.server.errors import ApiError
 from paceline.server.json_body import (
     AllowedTools,
     Body,
-    Called,
+    FunctionCall,
     NamedTool,
     Prompts,
     Text,
@@ -92,7 +92,7 @@ class Message(Body):
     refusal: str | None = None
     """An earlier answer's refusal in place of content."""
     name: str | None = None
-    tool_calls: list[Called] | None = None
+    tool_calls: list[FunctionCall] | None = None
     tool_call_id: str | None = None
     place: SkipJsonSchema[str] = Field(default="", exclude=True)
     """Its path in the body of another API, for errors."""

@@ -34,11 +34,11 @@ class Body(BaseModel):
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            return {name: _whole(value) for name, value in data.items() if value is not None}
+            return {name: _to_int(value) for name, value in data.items() if value is not None}
         return data
 
 
-def _whole(value: Any) -> Any:
+def _to_int(value: Any) -> Any:
     """Return 5 for 5.0: they are the same number in JSON."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -213,7 +213,7 @@ class CalledFunction(Body):
     arguments: str = "{}"
 
 
-class Called(Body):
+class FunctionCall(Body):
     """OpenAI's wrapper of a function call."""
 
     id: str | None = None
@@ -221,5 +221,5 @@ class Called(Body):
     function: CalledFunction
 
 
-def called(call_id: str | None, name: str, arguments: str) -> Called:
-    return Called(id=call_id, function=CalledFunction(name=name, arguments=arguments))
+def tool_call(call_id: str | None, name: str, arguments: str) -> FunctionCall:
+    return FunctionCall(id=call_id, function=CalledFunction(name=name, arguments=arguments))

@@ -113,9 +113,9 @@ class Reader:
         if self._blocks and kind.endswith("tool_result"):
             content = self._text(part.get("content") or "", f"{where}.content")
             return {**part, "type": "tool_result", "content": content}
-        return {"type": "text", "text": self._inside(part, where, own=own)}
+        return {"type": "text", "text": self._text_inside(part, where, own=own)}
 
-    def _inside(self, part: Mapping[str, Any], where: str, *, own: bool) -> str:
+    def _text_inside(self, part: Mapping[str, Any], where: str, *, own: bool) -> str:
         """Return the text in a document or search result; for other parts return a marker."""
         source, content = part.get("source"), part.get("content")
         inside = f"{where}.content"
@@ -145,7 +145,7 @@ class Reader:
         if isinstance(text := value.get(TEXTS.get(_kind(value), "")), str):
             return text
         if _MEDIA.search(_kind(value)):
-            return self._inside(value, where, own=own)
+            return self._text_inside(value, where, own=own)
         return {
             name: self._plain(inner, f"{where}.{name}", own=own)
             for name, inner in value.items()

@@ -274,9 +274,9 @@ class Server(HttpServer):
         model.open_drafters(settings.drafter, "auto")  # a request may name either
         super().__init__(settings)
         store = None
-        if (most := settings.prompt_cache_bytes) is not None:
+        if (max_bytes := settings.prompt_cache_bytes) is not None:
             folder = cache_dir() / "prompts"
-            store = PromptStore(folder, model.engine, model.files.fingerprint, most)
+            store = PromptStore(folder, model.engine, model.files.fingerprint, max_bytes)
         self.scheduler = model.open_scheduler(
             max_waiting=settings.max_waiting, max_running=settings.max_running, store=store
         )

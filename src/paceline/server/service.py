@@ -72,7 +72,7 @@ class Lane(Enum):
     GRAMMAR = "grammar", _GRAMMARS
 
     @classmethod
-    def of(cls, body: bytes) -> "Lane":
+    def for_body(cls, body: bytes) -> "Lane":
         """Return the lane that parses a body, and renders and tokenizes its prompt."""
         return cls.LONG if len(body) > _SHORT_BYTES else cls.SHORT
 
@@ -132,8 +132,8 @@ class Service:
         limit = min(_MAX_TOKENS, self.max_length // 2)
         fallback = {"temperature": _TEMPERATURE, "max_tokens": limit}
         self.defaults = replace(model.defaults, fallback=fallback)
-        most = settings.default_max_tokens
-        self.limit = {} if most is None else {"max_tokens": most}
+        max_tokens = settings.default_max_tokens
+        self.limit = {} if max_tokens is None else {"max_tokens": max_tokens}
         self.tokenizer = files.tokenizer
         self.name = settings.name or files.short_name
         self.prompts = Prompts(model, self.name, settings, self.max_length)
@@ -318,10 +318,10 @@ class Service:
     def _prediction(self, prediction: Prediction | None) -> list[int] | None:
         if prediction is None:
             return None
-        least = self.token_bytes.min_tokens(prediction.content)
-        if least > self.max_length:
+        min_tokens = self.token_bytes.min_tokens(prediction.content)
+        if min_tokens > self.max_length:
             raise ApiError(
-                f"prediction.content: has at least {least} tokens, and an answer at most "
+                f"prediction.content: has at least {min_tokens} tokens, and an answer at most "
                 f"{self.max_length}",
                 param="prediction.content",
             )

@@ -126,11 +126,11 @@ def api_keys(
     Raises InvalidRequest if a key is invalid, or the file cannot be read or has no key. The
     message names the source, never the key.
     """
-    keys = [_checked(key, "--api-key") for key in words]
+    keys = [_check_key(key, "--api-key") for key in words]
     if file is not None:
         keys += _from_file(file)
     if not keys and KEY_VARIABLE in environment:
-        keys = [_checked(environment[KEY_VARIABLE], f"the environment variable {KEY_VARIABLE}")]
+        keys = [_check_key(environment[KEY_VARIABLE], f"the environment variable {KEY_VARIABLE}")]
     return tuple(keys)
 
 
@@ -150,7 +150,7 @@ def encode_keys(keys: Iterable[str]) -> list[bytes]:
     return [key.encode("utf-8", "surrogateescape") for key in keys]
 
 
-def _checked(key: str, source: str) -> str:
+def _check_key(key: str, source: str) -> str:
     key = key.removeprefix("\ufeff")  # of a file that the shell has read
     if fault := _fault(key):
         raise InvalidRequest(f"{source}: the API key {fault}; set it, or remove the option")
@@ -169,7 +169,7 @@ def _from_file(path: Path) -> list[str]:
     content = unmarked(content, f"--api-key-file {path}")
     lines = content.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
     keys = [
-        _checked(line.removesuffix("\r"), f"--api-key-file {path}, line {number}")
+        _check_key(line.removesuffix("\r"), f"--api-key-file {path}, line {number}")
         for number, line in enumerate(lines, 1)
         if not line.startswith("#")
     ]

@@ -66,7 +66,7 @@ class Answer:
         return self.result
 
     @property
-    def whole(self) -> Delta:
+    def complete(self) -> Delta:
         """All text and tokens of an answer that has ended."""
         return Delta(self.index, self.text, self.pieces, self.reasoning, finished=True)
 
@@ -205,7 +205,7 @@ class Answers:
         held: dict[int, int] = {}
         for request in self._requests:
             tokens = request.tokens
-            held[id(tokens)] = max(held.get(id(tokens), 0), min(request.held, len(tokens)))
+            held[id(tokens)] = max(held.get(id(tokens), 0), min(request.slots, len(tokens)))
         return sum(held.values())
 
     async def deltas(self, seconds: float | None = None) -> list[Delta]:

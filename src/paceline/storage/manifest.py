@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import digest_of, read_json, sha256_of, write_json, writing
-from paceline.storage.validation import Count, Limit, listed, validated
+from paceline.storage.validation import Count, Limit, list_faults, validated
 from paceline.system.machine import cache_dir
 
 MANIFEST = "manifest.json"
@@ -105,7 +105,9 @@ def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
     files = validated(_Files, manifest, str(folder / MANIFEST), error=ModelError).files
     check_files(folder, files)
     if not is_checked(folder, files) and (faults := changed_contents(folder, files)):
-        raise ModelError(f"{listed(str(folder / MANIFEST), faults)}; make or copy {folder} anew")
+        raise ModelError(
+            f"{list_faults(str(folder / MANIFEST), faults)}; make or copy {folder} anew"
+        )
 
 
 def check_files(
@@ -119,7 +121,7 @@ def check_files(
     faults = [f"files does not list {name}" for name in required if name not in files]
     faults += [fault for name, record in files.items() for fault in _faults(folder, name, record)]
     if faults:
-        raise ModelError(listed(str(folder / MANIFEST), faults))
+        raise ModelError(list_faults(str(folder / MANIFEST), faults))
 
 
 def is_checked(folder: Path, files: Mapping[str, FileRecord]) -> bool:

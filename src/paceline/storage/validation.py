@@ -63,10 +63,10 @@ def validated(
         faults = [_fault(details) for details in failure.errors(include_url=False)]
     except PydanticSerializationError as failure:  # half a surrogate pair, which JSON may escape
         faults = [str(failure)]
-    raise error(listed(name, faults))
+    raise error(list_faults(name, faults))
 
 
-def listed(name: str, faults: Sequence[str]) -> str:
+def list_faults(name: str, faults: Sequence[str]) -> str:
     """One message for all faults of `name`, a line per fault."""
     if len(faults) == 1:
         return f"{name}: {faults[0]}"

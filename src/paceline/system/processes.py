@@ -118,7 +118,7 @@ class Interrupt:
                 self._child.send_signal(_INTERRUPT)
 
     @contextmanager
-    def of(self, child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    def answering(self, child: "subprocess.Popen[bytes]") -> Iterator[None]:
         """While this process answers the request. Raises Interrupted if it was ended before."""
         with self._lock:
             if self.requested:
@@ -191,7 +191,7 @@ class WorkerProcess:
     ) -> tuple[dict[str, Any], bool]:
         """Return the response, or how the process ended; and whether it ran out of time."""
         child = self._running()
-        with interrupt.of(child):
+        with interrupt.answering(child):
             self._sent += 1
             try:
                 with _ended_after(child, seconds) as late:

@@ -333,14 +333,14 @@ class PartStream:
 
 def written_calls(form: ToolForm, calls: Sequence[ToolCall]) -> str:
     """Return calls as a model writes them. Raises ValueError unless arguments are JSON objects."""
-    texts = [_written(form, call, place) for place, call in enumerate(calls)]
+    texts = [_written_call(form, call, place) for place, call in enumerate(calls)]
     if form.between is not None:
         texts = [form.between.join(texts)]
     mark = "" if form.bare else form.mark
     return form.separator.join(f"{mark}{form.lead}{text}{form.close}" for text in texts)
 
 
-def _written(form: ToolForm, call: ToolCall, place: int) -> str:
+def _written_call(form: ToolForm, call: ToolCall, place: int) -> str:
     name = json.dumps(call.name, ensure_ascii=False)[1:-1] if form.as_object else call.name
     if form.label is not None:
         name += f"{form.label[0]}{place:0{form.id_length or 1}}"

@@ -34,7 +34,7 @@ def run_layers(
             count = min(rows, len(stream) - start)
             block = torch.zeros(1, stream.shape[1], rows, 1)
             block[0, :, :count, 0] = torch.from_numpy(stream[start : start + count].T)
-            out = layer(block, torch_inputs(inputs.at(start, count)))
+            out = layer(block, torch_inputs(inputs.for_rows(start, count)))
             blocks.append(out[0, :, :count, 0].T.numpy())
         stream = np.concatenate(blocks)
     return stream

@@ -20,7 +20,7 @@ from paceline.storage.manifest import (
     check_files,
     is_checked,
 )
-from paceline.storage.validation import Count, Limit, Positive, listed, validated
+from paceline.storage.validation import Count, Limit, Positive, list_faults, validated
 
 KIND = CORE_ML
 VERSION = 1
@@ -145,7 +145,7 @@ def read_artifact(folder: Path) -> Artifact:
             faults = changed_contents(folder, artifact.files)
     if faults:
         hint = "convert the model again, or copy it again"
-        raise ModelError(f"{listed(str(path), faults)}; {hint}")
+        raise ModelError(f"{list_faults(str(path), faults)}; {hint}")
     return artifact
 
 

@@ -54,7 +54,7 @@ class Bucket:
         count, size = embeddings.shape
         self._stream[0, :size, :count, 0] = embeddings.T
         self._stream[0, :size, count:, 0] = 0
-        inputs = self._inputs.at(start, count)
+        inputs = self._inputs.for_rows(start, count)
         stream, tapped = self._stream, {}
         shards = self._artifact.layer_shards
         for shard, package, state in zip(shards, self.packages.layers, states, strict=True):

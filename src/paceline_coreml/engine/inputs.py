@@ -56,7 +56,7 @@ class CallInputs:
         for row in range(width):
             self._mask[0, 0, row, : row + 1] = 0
 
-    def at(self, start: int, rows: int) -> Mapping[str, Floats]:
+    def for_rows(self, start: int, rows: int) -> Mapping[str, Floats]:
         """Return the inputs of a pass whose first row is at position `start`.
 
         Rows after the first `rows` are padding: they are not written to the cache, and their

@@ -156,7 +156,7 @@ def run_package(
         count = len(block)
         hidden[0, :, :count, 0] = block.T
         hidden[0, :, count:, 0] = 0
-        about = {} if inputs is None else inputs.at(at, count)
+        about = {} if inputs is None else inputs.for_rows(at, count)
         for name, tensor in package.predict({"hidden": hidden, **about}, state).items():
             parts.setdefault(name, []).append(tensor[0, :, :count, 0].T.copy())
     return {name: np.concatenate(blocks) for name, blocks in parts.items()}

@@ -124,7 +124,8 @@ class _Faults:
                 fault = f"{op.type} {op.name!r} is not a supported operation"
                 self.messages.append(fault)
             else:
-                self.messages += [f"{op.type} {op.name!r} {fault}" for fault in self._of(op, entry)]
+                faults = self._faults_of(op, entry)
+                self.messages += [f"{op.type} {op.name!r} {fault}" for fault in faults]
             self._defined |= {output.name for output in op.outputs}
         self.messages += [
             f"the output {name} is not defined"
@@ -132,7 +133,7 @@ class _Faults:
             if name not in self._defined
         ]
 
-    def _of(self, op: Op, entry: Entry) -> Iterator[str]:
+    def _faults_of(self, op: Op, entry: Entry) -> Iterator[str]:
         """Yield the faults of an operation; operations before it are already checked."""
         for parameter in sorted(entry.required - set(op.inputs)):
             yield f"has no {parameter}"

@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple
 import paceline
 from paceline.errors import InvalidRequest
 from paceline.storage.text import decode
-from paceline.storage.validation import Limit, listed, validated
+from paceline.storage.validation import Limit, list_faults, validated
 from paceline.system.machine import cpu_cores, processor
 
 FORM = "paceline-bench"
@@ -216,7 +216,7 @@ def parse_record(value: Any, name: str) -> Record:
     repeated = [key for key, count in Counter(row.key for row in record.rows).items() if count > 1]
     if repeated:
         raise InvalidRequest(
-            listed(
+            list_faults(
                 name,
                 [f"rows: {case!r} by {contender!r} is there twice" for case, contender in repeated],
             )

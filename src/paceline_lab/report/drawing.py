@@ -126,9 +126,9 @@ def _look(name: str, names: Sequence[str], number: int) -> tuple[str, str]:
 def _log(axes: Any, values: Sequence[float]) -> None:
     """Make the x axis logarithmic, with round numbers as ticks."""
     axes.set_xscale("log")
-    least, most = min(values), max(values)
+    low, high = min(values), max(values)
     known = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64]
-    ticks = [value for value in known if least * 0.8 <= value <= most * 1.25]
+    ticks = [value for value in known if low * 0.8 <= value <= high * 1.25]
     axes.xaxis.set_ticks(ticks, [f"{value:g}" for value in ticks])
     axes.xaxis.minorticks_off()
 

@@ -72,11 +72,11 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     model = record.model or {}
     yield "command", record.command
     yield "made", record.made
-    yield "machine", _listed(record.machine)
+    yield "machine", _pairs(record.machine)
     if model:
         yield "model", f"{model.get('name')} ({model.get('fingerprint', '')[:12]})"
-    yield "engine", _listed(record.engine or {})
-    yield "versions", _listed({"paceline": record.paceline, **record.versions})
+    yield "engine", _pairs(record.engine or {})
+    yield "versions", _pairs({"paceline": record.paceline, **record.versions})
     if record.suite_sha256:
         yield "prompts (SHA-256)", record.suite_sha256[:12]
     same: dict[str, list[bool]] = {}
@@ -94,7 +94,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
         yield "skipped: they do not fit the context", ", ".join(names)
 
 
-def _listed(values: Mapping[str, object]) -> str:
+def _pairs(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if value)
 
 

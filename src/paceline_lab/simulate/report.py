@@ -51,7 +51,7 @@ class Total:
         """The number of texts that are slower than with plain decoding."""
         return sum(simulation.speed_up < 1 for simulation in self.simulations)
 
-    def of(self, kind: str) -> "Total":
+    def of_kind(self, kind: str) -> "Total":
         """Return the total of the texts of a kind."""
         return Total(one for one in self.simulations if one.recording.kind == kind)
 
@@ -72,13 +72,13 @@ def rows_of(totals: Mapping[str, Total]) -> Iterator[Row]:
     """Yield the rows of plain decoding and of all contenders, per kind of text."""
     first = next(iter(totals.values()))
     for kind in kinds_of(first):
-        texts = first.of(kind)
+        texts = first.of_kind(kind)
         seconds = texts.sum(lambda simulation: simulation.plain_seconds)
         measures = {"ratio": 1.0, "tokens_per_step": 1.0, "decode_seconds": seconds}
         steps = int(texts.sum(lambda simulation: simulation.decoded))
         yield texts.row(kind, PLAIN, measures, {"steps": steps, "drafted": 0, "accepted": 0})
         for name, total in totals.items():
-            of_kind = total.of(kind)
+            of_kind = total.of_kind(kind)
             counts = of_kind.counts
             measures = {
                 "ratio": of_kind.expected,
@@ -99,7 +99,9 @@ def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
     yield _overall(totals)
     kinds = kinds_of(next(iter(totals.values())))
     if len(kinds) > 1:
-        means = ((kind, [total.of(kind).mean() for total in totals.values()]) for kind in kinds)
+        means = (
+            (kind, [total.of_kind(kind).mean() for total in totals.values()]) for kind in kinds
+        )
         lines = [[kind, *(f"{mean:.2f}" for mean in kind_means)] for kind, kind_means in means]
         yield "expected speed-up, geometric means by kind", ["kind", *totals], lines
     yield _by_position(totals)

@@ -101,10 +101,10 @@ def seeds_report(
     answer: Options = {"max_tokens": _CODE_TOKENS, "ignore_eos": True}
     code = [Case(prompt.id, "code prompts", prompt.messages, answer) for prompt in prompts[-5:]]
     room = max_context(model)
-    least = _CODE_TOKENS + max(len(model.tokens(case.prompt)) for case in code)
-    if least > room:
+    needed = _CODE_TOKENS + max(len(model.tokens(case.prompt)) for case in code)
+    if needed > room:
         raise InvalidRequest(
-            f"{model.files.name} has a context of {room} tokens and the suite seeds takes {least}; "
+            f"the context of {model.files.name} has {room} tokens, the suite seeds needs {needed}; "
             "use more --cache-tokens, or a model with a longer context"
         )
     fitting = [n for n in LENGTHS if n + _LENGTH_TOKENS <= room]

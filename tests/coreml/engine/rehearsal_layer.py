@@ -38,7 +38,7 @@ def call(rows: Sequence[int]) -> dict[str, np.ndarray]:
     angles = np.arange(SLOTS)[:, None] * 10_000.0 ** (-np.arange(0, HEAD, 2) / HEAD)
     tables = (table.astype(np.float32) for table in (np.cos(angles), np.sin(angles)))
     block = hidden()[list(rows)].T[None, :, :, None]
-    inputs = CallInputs(count, *tables).at(rows[0], count)
+    inputs = CallInputs(count, *tables).for_rows(rows[0], count)
     return {"hidden": block, **{name: array.copy() for name, array in inputs.items()}}
 
 

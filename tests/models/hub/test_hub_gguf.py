@@ -95,7 +95,7 @@ def test_a_revision_has_its_own_files(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4).older = older
     at_tag = HubName(NAME, tag="Q8_0", revision="v1")
     with raises(ModelNotFound, "Q8_0"):
-        fetch(at_tag.at("v1")._replace(revision=None))
+        fetch(at_tag.at_revision("v1")._replace(revision=None))
     path = fetch(at_tag)
     assert path.read_bytes() == older[Q8]
     assert path.parent.name == OLDER

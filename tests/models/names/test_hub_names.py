@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest, ModelNotFound
-from paceline.models.names import REGISTRY, hub_name_of, is_short, known, known_models
+from paceline.models.names import REGISTRY, hub_name_of, is_short, known_models, short_name
 from paceline.models.names.hub_names import HubName, is_hub_name, is_model, parse_hub_name
 from support.errors import raises
 
@@ -94,13 +94,15 @@ def test_an_address_that_is_not_a_models_is_refused_with_what_is_expected(
 
 def test_a_revision_may_be_given_once_and_must_be_one():
     name = HubName("owner/name")
-    assert name.at(None) == name
-    assert name.at("v1").revision == name.at("v1").at("v1").revision == "v1"
+    assert name.at_revision(None) == name
+    assert (
+        name.at_revision("v1").revision == name.at_revision("v1").at_revision("v1").revision == "v1"
+    )
     with raises(InvalidRequest, "v1", "v2"):
-        name.at("v1").at("v2")
+        name.at_revision("v1").at_revision("v2")
     for wrong in ("", "..", "a/../b", "-x", "a b", "/a"):
         with raises(InvalidRequest, "branch"):
-            name.at(wrong)
+            name.at_revision(wrong)
 
 
 @given(repository=REPOSITORY, tag=TAG, file=FILE)
@@ -141,9 +143,9 @@ def test_about_a_dozen_models_have_a_short_name_and_what_is_known_of_each():
 
 def test_a_short_name_stands_for_a_file_at_a_commit_and_other_names_for_none():
     name, model = next(iter(known_models().items()))
-    assert known(name) == HubName(model.repository, file=model.file, revision=model.revision)
-    assert known(f"{name}:Q8_0") == HubName(model.repository, tag="Q8_0")
+    assert short_name(name) == HubName(model.repository, file=model.file, revision=model.revision)
+    assert short_name(f"{name}:Q8_0") == HubName(model.repository, tag="Q8_0")
     assert is_short(name)
-    assert hub_name_of(name) == known(name)
+    assert hub_name_of(name) == short_name(name)
     for other in ("", ":", "qwen3", "qwen3-0.6b:", "qwen3-0.6b:a:b", "Q4_K_M"):
-        assert known(other) in (None, known_models()["qwen3-0.6b"].hub_name)
+        assert short_name(other) in (None, known_models()["qwen3-0.6b"].hub_name)

@@ -29,7 +29,7 @@ def ends_inside(name: str, tokenizer: Tokenizer, **variables: Any) -> bool:
     template = ChatTemplate(TEMPLATES[name])
     result = thinking(name, tokenizer)
     prompt = template.render(USER, **variables)
-    return result.inside(
+    return result.ends_in_reasoning(
         prompt, lambda: template.render(USER, **variables, add_generation_prompt=False)
     )
 

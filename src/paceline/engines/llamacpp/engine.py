@@ -46,7 +46,13 @@ from paceline.engines.llamacpp.rules import (
     may_be_single,
     table_rules,
 )
-from paceline.engines.llamacpp.sequence import PADDING, Contexts, LlamaSequence, call, whole
+from paceline.engines.llamacpp.sequence import (
+    PADDING,
+    Contexts,
+    LlamaSequence,
+    call,
+    round_up_slots,
+)
 from paceline.engines.llamacpp.together import SharedBlock, run_shared, shared_calls
 from paceline.engines.llamacpp.weights import check_numbers
 from paceline.engines.rows import RowRules, load_rules, save_rules
@@ -176,7 +182,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             self.context_length,
             ContextSettings(0, MAX_ROWS, self._threads, self._rollback, parallel, outputs, layers),
             max_contexts=max(min(max(_STATE_BYTES // max(states, 1), 1), _MAX_CONTEXTS), parallel),
-            max_slots=whole(slots + MAX_ROWS),
+            max_slots=round_up_slots(slots + MAX_ROWS),
         )
 
     def open(self) -> LlamaSequence:
@@ -195,9 +201,11 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         logits: dict[int, Logits] = {}
         taps: list[Taps] = [{} for _ in work]
         # In the order of `work`, each of many sequences would have lost its own context.
-        order = sorted(range(len(work)), key=lambda at: sequences[at].parked)
-        most = self.rules.decode.max_rows if self.shares_calls else 0
-        shared = [at for at in order if not work[at][1].prefill and len(work[at][1].tokens) <= most]
+        order = sorted(range(len(work)), key=lambda at: sequences[at].is_evicted)
+        longest = self.rules.decode.max_rows if self.shares_calls else 0
+        shared = [
+            at for at in order if not work[at][1].prefill and len(work[at][1].tokens) <= longest
+        ]
         for at in order:
             if FINAL_NORM in self.taps and work[at][1].prefill and not work[at][1].rows:
                 taps[at] = self._embed(sequences[at], work[at][1])
@@ -309,7 +317,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     def _verified(self, sizes: Sizes) -> RowRules:
         """Return the table's rules that hold on this machine, or those with the fewest kernels."""
         contexts = DEVICE_CONTEXTS if self._offload else CONTEXTS
-        slots = 2 * whole(contexts[-1] + MAX_ROWS)
+        slots = 2 * round_up_slots(contexts[-1] + MAX_ROWS)
         content, shared = read_gguf(self.path), self._parallel > 1
         table = table_rules(self._model, content, self._threads, self.context_length, shared=shared)
         for rules in fewer_kernels(table):
@@ -380,7 +388,7 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         places = [sequence.place(len(block.tokens) + padding) for sequence, block in work]
         rows: dict[int, SharedBlock] = {}
         for index, ((sequence, block), place) in enumerate(zip(work, places, strict=True)):
-            if not sequence.parked:  # makes a place for a later one
+            if not sequence.is_evicted:  # makes a place for a later one
                 sequence.prepare(place, lambda _: None)
                 rows[index] = SharedBlock(place, block)
         logits: dict[int, Logits] = {}

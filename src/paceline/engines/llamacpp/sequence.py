@@ -70,7 +70,7 @@ class Contexts:
         """See `NativeModel`."""
         self.counts_padding = model.offload is not None
         """True if no pass may cross it, even with padding, except for the rows just before it."""
-        self._longest = whole(context_length + settings.rows)
+        self._longest = round_up_slots(context_length + settings.rows)
         self._max_contexts, self._max_slots = max_contexts, max_slots
         self._lent: OrderedDict[Hashable, NativeSequence] = OrderedDict()  # least recent first
         self._parked: dict[Hashable, EvictedState] = {}
@@ -79,7 +79,7 @@ class Contexts:
     def is_assigned_to(self, sequence: Hashable) -> bool:
         return sequence in self._lent
 
-    def of(self, sequence: Hashable, end: int) -> NativeSequence:
+    def acquire(self, sequence: Hashable, end: int) -> NativeSequence:
         """Return a sequence's place, as it was left, with room up to slot `end`."""
         place = self._lent.get(sequence)
         if place is not None and place.slots < end:
@@ -103,10 +103,10 @@ class Contexts:
 
         `recurrent` is the recurrent state after them, if the model has recurrent layers.
         """
-        parked = self._parked.get(sequence) or _parked(self.of(sequence, shared))
+        parked = self._parked.get(sequence) or _evicted_state(self.acquire(sequence, shared))
         self._parked[other] = parked._replace(length=shared, recurrent=recurrent)
 
-    def park(self, sequence: Hashable, parked: EvictedState) -> None:
+    def evict(self, sequence: Hashable, parked: EvictedState) -> None:
         self._parked[sequence] = parked
 
     def forget(self, sequence: Hashable) -> None:
@@ -183,7 +183,7 @@ class Contexts:
     def _park(self, sequence: Hashable) -> None:
         place = self._lent[sequence]
         if place.length:
-            self._parked[sequence] = _parked(place)
+            self._parked[sequence] = _evicted_state(place)
         del self._lent[sequence]
         self._give_back(place)
 
@@ -200,11 +200,11 @@ class Contexts:
         context.close()
 
 
-def _parked(place: NativeSequence) -> EvictedState:
+def _evicted_state(place: NativeSequence) -> EvictedState:
     return EvictedState(place.state(), place.length, place.length)
 
 
-def whole(slots: int) -> int:
+def round_up_slots(slots: int) -> int:
     return -(-slots // MIN_CONTEXT) * MIN_CONTEXT
 
 
@@ -216,12 +216,12 @@ class LlamaSequence(PrefillTable):
         """Hidden states of the last block's rows."""
 
     @property
-    def parked(self) -> bool:
+    def is_evicted(self) -> bool:
         return not self._contexts.is_assigned_to(self)
 
     def place(self, rows: int) -> NativeSequence:
         """Return a place with room for `rows` rows; `prepare` makes it hold `length` slots."""
-        return self._contexts.of(self, self.length + rows)
+        return self._contexts.acquire(self, self.length + rows)
 
     def prepare(self, place: NativeSequence, run: Callable[[Block], object]) -> None:
         """Drop rows that are not in the sequence; compute missing ones again with `run`."""
@@ -280,7 +280,7 @@ class LlamaSequence(PrefillTable):
         self.reserve(length)
         super().commit(length)
         self._shareable_length = length
-        self._contexts.park(self, EvictedState(state.data, state.length, length))
+        self._contexts.evict(self, EvictedState(state.data, state.length, length))
         try:
             self.place(1)  # the library reads it
         except ModelError:

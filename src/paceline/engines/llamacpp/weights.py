@@ -73,13 +73,13 @@ def window_of(library: str, name: str, content: GgufFile) -> int | None:
 def check_numbers(path: Path, content: GgufFile) -> None:
     """Raise ModelError for a scalar value that makes the libraries crash or hang."""
 
-    def whole(name: str, default: int) -> int:
+    def integer(name: str, default: int) -> int:
         value = content.family_value(name, default)
         return value if isinstance(value, int) else default
 
-    heads, keys = (max(whole(f"attention.head_count{key}", 1), 1) for key in ("", "_kv"))
-    size = whole("attention.key_length", whole("embedding_length", _MANY) // heads)
-    used = whole("expert_used_count", 0)
+    heads, keys = (max(integer(f"attention.head_count{key}", 1), 1) for key in ("", "_kv"))
+    size = integer("attention.key_length", integer("embedding_length", _MANY) // heads)
+    used = integer("expert_used_count", 0)
     limits: dict[str, tuple[float, float, int]] = {  # minimum, maximum, required divisor
         "block_count": (1, 512, 1),  # LLAMA_MAX_LAYERS
         "attention.head_count": (keys, _MANY, keys),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ModelError
 from paceline.models.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from paceline.models.gguf.vocabulary import TokenType, listed, token_id, token_types
+from paceline.models.gguf.vocabulary import TokenType, list_of, token_id, token_types
 from paceline.models.manifest import TOKENIZER
 from paceline.storage.files import read_text
 from paceline.storage.gguf_file import NumberArray, short
@@ -193,7 +193,7 @@ def _merges_by_score(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _checked_scores(fields: Mapping[str, Any]) -> list[float]:
     """Return the scores if they rank merges; otherwise raise UnsupportedTokenizer."""
-    ranks: list[float] = listed(fields, "scores")
+    ranks: list[float] = list_of(fields, "scores")
     types = token_types(fields)
     normal = [score for score, kind in zip(ranks, types, strict=False) if kind == TokenType.NORMAL]
     if not ranks or not all(map(math.isfinite, normal)):

@@ -53,8 +53,8 @@ class TokenType(IntEnum):
 
 def vocabulary_fault(fields: Mapping[str, Any]) -> str | None:
     """Return the first fault of the tokens, their types, scores and merges, or None."""
-    tokens, kinds = fields["tokenizer.ggml.tokens"], listed(fields, "token_type")
-    merges, scores = fields.get("tokenizer.ggml.merges", []), listed(fields, "scores")
+    tokens, kinds = fields["tokenizer.ggml.tokens"], list_of(fields, "token_type")
+    merges, scores = fields.get("tokenizer.ggml.merges", []), list_of(fields, "scores")
     for name, values, kind in (
         ("tokens", tokens, str),
         ("token_type", kinds, int),
@@ -94,7 +94,7 @@ def token_types(fields: Mapping[str, Any]) -> list[int]:
         TokenType.CONTROL
         if kind == TokenType.USER_DEFINED and text in END_TOKENS and text not in _TEXT_TOO
         else kind
-        for text, kind in zip(tokens, listed(fields, "token_type"), strict=True)
+        for text, kind in zip(tokens, list_of(fields, "token_type"), strict=True)
     ]
 
 
@@ -109,7 +109,7 @@ def token_facts(fields: Mapping[str, Any]) -> dict[str, Any]:
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     bos, eos = (token_id(fields, name) for name in ("bos", "eos"))
     stops = end_ids(special_tokens(fields))
-    ends = listed(fields, "eos_token_ids")
+    ends = list_of(fields, "eos_token_ids")
     stops |= {
         token
         for token in (ends if isinstance(ends, list) else [ends])
@@ -149,7 +149,7 @@ def _adds_bos(fields: Mapping[str, Any]) -> bool:
     return bool(fields.get("tokenizer.ggml.add_bos_token", default))
 
 
-def listed(fields: Mapping[str, Any], name: str) -> Any:
+def list_of(fields: Mapping[str, Any], name: str) -> Any:
     """Return a metadata array as a list, empty if it is missing; other values are unchanged."""
     value = fields.get(f"tokenizer.ggml.{name}", [])
     return value.values.tolist() if isinstance(value, NumberArray) else value

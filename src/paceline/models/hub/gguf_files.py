@@ -18,12 +18,12 @@ from paceline.models.names.hub_names import (
     HubName,
     choose,
     is_model,
-    listed,
     models_of,
     parse_hub_name,
     quantization,
     shards_of,
     tag_of,
+    tags_of,
 )
 from paceline.storage.progress import QUIET, Progress
 from paceline.storage.shards import SUFFIX, shard_of
@@ -93,7 +93,7 @@ def _chosen(name: HubName, paths: Collection[str]) -> str:
     # Repositories change the case of names (gpt-oss-20b-mxfp4.gguf became ...-MXFP4.gguf).
     same = [path for path in paths if path.lower() == name.file.lower()]
     if not same:
-        others = listed(models_of(paths)) or "no GGUF file of a language model"
+        others = tags_of(models_of(paths)) or "no GGUF file of a language model"
         raise ModelNotFound(f"{name.repository} has no file {name.file}; it has {others}")
     path = name.file if name.file in same else same[0]
     if not is_model(path):

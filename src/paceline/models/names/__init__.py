@@ -105,7 +105,7 @@ def known_models() -> Mapping[str, KnownModel]:
     return validated(dict[str, KnownModel], models, str(_DATA), error=ModelError)
 
 
-def known(name: str) -> HubName | None:
+def short_name(name: str) -> HubName | None:
     """Resolve a short name: `name`, or `name:TAG` for another file of its repository."""
     short, _, tag = name.partition(":")
     model = known_models().get(short)
@@ -147,7 +147,7 @@ def canonical(base: str) -> str:
 
 def is_short(base: str) -> bool:
     """Return whether `base` is a short name, with the same meaning in every folder."""
-    return base in REGISTRY or ("/" not in base and known(base) is not None)
+    return base in REGISTRY or ("/" not in base and short_name(base) is not None)
 
 
 def hub_name_of(base: str) -> HubName | None:
@@ -155,7 +155,7 @@ def hub_name_of(base: str) -> HubName | None:
 
     Returns None for other names. Raises ModelNotFound for a URL that is not a model's.
     """
-    return parse_hub_name(base) if "/" in base else known(base)
+    return parse_hub_name(base) if "/" in base else short_name(base)
 
 
 def unknown(name: str, of_file: Collection[str] = ()) -> ModelNotFound:

@@ -67,7 +67,7 @@ class HubName(NamedTuple):
             return f"{self.repository}/{self.file}"
         return f"{self.repository}:{self.tag}" if self.tag else self.repository
 
-    def at(self, revision: str | None) -> "HubName":
+    def at_revision(self, revision: str | None) -> "HubName":
         """Return the name at `revision`; unchanged if None. Raises InvalidRequest on conflict."""
         if revision is None or revision == self.revision:
             return self
@@ -184,9 +184,9 @@ def choose(paths: Collection[str], tag: str, repository: str) -> str:
             f"one of them, as in {repository}/{matches[0]}"
         )
     if tag:
-        raise ModelNotFound(f"{repository} has no {tag}; it has {listed(models)}")
+        raise ModelNotFound(f"{repository} has no {tag}; it has {tags_of(models)}")
     raise ModelNotFound(
-        f"{repository} has neither Q4 nor Q8_0; choose one of {listed(models)}, as in "
+        f"{repository} has neither Q4 nor Q8_0; choose one of {tags_of(models)}, as in "
         f"{repository}:{tag_of(models[0], models)}"
     )
 
@@ -210,7 +210,7 @@ def tag_of(path: str, paths: Iterable[str]) -> str:
     return label if label and _tagged(models, label) == [path] else path.rpartition("/")[2]
 
 
-def listed(models: Collection[str]) -> str:
+def tags_of(models: Collection[str]) -> str:
     """Return the tags of models, for a message."""
     return ", ".join(tag_of(path, models) for path in models)
 

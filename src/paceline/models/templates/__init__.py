@@ -58,7 +58,7 @@ class ChatTemplate:
         self._source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._needed: dict[Rule, bool] = {}
-        self.variables = frozenset(self._checked(self._ask(None))["variables"])
+        self.variables = frozenset(self._result_of(self._ask(None))["variables"])
         """Variables that the template reads."""
 
     def render(
@@ -96,7 +96,7 @@ class ChatTemplate:
 
             place = bisect_left(range(1, len(chat)), True, key=fails)
             answer["place"] = f"messages[{place}] (the {chat[place]['role']}'s): "
-        return str(self._checked(answer)["text"])
+        return str(self._result_of(answer)["text"])
 
     def _rendered(
         self, names: Mapping[str, Any], chat: Sequence[Mapping[str, Any]]
@@ -157,7 +157,7 @@ class ChatTemplate:
         except WorkerCrash:
             raise ModelError(f"{self._named} exceeds its limit: it took too much memory") from None
 
-    def _checked(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _result_of(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the result unless it is an error. Raises InvalidRequest or ModelError."""
         if "error" not in answer:
             return answer

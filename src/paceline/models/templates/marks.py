@@ -104,7 +104,7 @@ class Thinking:
         """Tags around the answer after the reasoning."""
         return next((wrap for wrap in _WRAPS if wrap[0] in self._template), None)
 
-    def inside(self, prompt: str, bare: Callable[[], str]) -> bool:
+    def ends_in_reasoning(self, prompt: str, bare: Callable[[], str]) -> bool:
         """Return whether a prompt ends inside reasoning; `bare`: without its generation prompt."""
         form = self.form
         if form is None or form.channels:
@@ -127,7 +127,7 @@ class Thinking:
         Raises InvalidRequest if the model does not reason, or the template cannot turn it off, and
         ModelError for an invalid template.
         """
-        if variables := self._known(_ON if on else _OFF):
+        if variables := self._variables_of(_ON if on else _OFF):
             return variables
         harmony = self.form is not None and self.form.channels  # low, medium or high
         named = _EFFORT in self._variables and _NAMES_NONE.search(self._template)
@@ -151,14 +151,14 @@ class Thinking:
         """
         if effort == "none":
             return self.switch(False)
-        return {_EFFORT: effort, **self._known(_ON)}
+        return {_EFFORT: effort, **self._variables_of(_ON)}
 
     def check(self, variables: Mapping[str, Any], reserved: Collection[str]) -> None:
         """Raise InvalidRequest for a variable that the template does not read, or a reserved one.
 
         Clients send switches of several models at once, and turn off unsupported features.
         """
-        spare = (False, True) if self._known(_OFF) else (False,) if self.form is None else ()
+        spare = (False, True) if self._variables_of(_OFF) else (False,) if self.form is None else ()
         known = self._variables.difference(reserved)
         for name, value in variables.items() if self._template else ():
             if name not in known and not (name in _OFF and value in spare):
@@ -167,7 +167,7 @@ class Thinking:
                     f"{did_you_mean(name[:40], known)}remove it"
                 )
 
-    def _known(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+    def _variables_of(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables that the template reads."""
         return {name: value for name, value in variables.items() if name in self._variables}
 

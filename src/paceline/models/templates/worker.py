@@ -113,10 +113,10 @@ def _environment() -> _Environment:
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     # Jinja's own filter escapes for HTML and for ASCII; models were trained on plain JSON.
-    return json.dumps(value, ensure_ascii=ensure_ascii, default=_listed, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, default=_to_list, **options)
 
 
-def _listed(value: Any) -> list[Any]:
+def _to_list(value: Any) -> list[Any]:
     """Convert the result of a filter such as `map` for JSON."""
     if isinstance(value, Iterator):
         return list(value)

@@ -62,7 +62,7 @@ class Admission:
             else CachedPrefix(self._engine.open())
         )
         try:
-            needed = sum(self._growth(other, other.held) for other in running)
+            needed = sum(self._growth(other, other.slots) for other in running)
             needed += self._growth(queued, prefix.sequence.length)
             if self._prefix_cache.evict_for(needed) or not running:
                 return prefix
@@ -82,7 +82,7 @@ class Admission:
 
     def usage(self, running: Sequence[BatchRequest]) -> float:
         """Return the fraction of slots that requests hold, 0 to 1; shared slots count for each."""
-        return min(sum(self._round_up(queued.held) for queued in running) / self._slots, 1.0)
+        return min(sum(self._round_up(queued.slots) for queued in running) / self._slots, 1.0)
 
     def _fits_drafter(self, queued: BatchRequest, running: Sequence[BatchRequest]) -> bool:
         """Return whether the drafter's own KV cache also has slots for this request."""

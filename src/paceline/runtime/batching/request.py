@@ -111,7 +111,7 @@ class BatchRequest:
         return len(self.tokens) if self.job is None else self.job.count
 
     @property
-    def held(self) -> int:
+    def slots(self) -> int:
         """The number of KV slots that it holds."""
         prefix = self.prefix  # another thread may read it during a preemption
         return 0 if prefix is None else prefix.sequence.length

@@ -39,9 +39,9 @@ class Chat(ApiRequest[ChatBody]):
     def response(self) -> dict[str, Any]:
         choices = []
         for index, answer in enumerate(self.answers):
-            self.push(answer.whole)
+            self.push(answer.complete)
             stream = self.streams[index]
-            content, calls = stream.text(PartKind.TEXT), [*map(_called, stream.calls)]
+            content, calls = stream.text(PartKind.TEXT), [*map(_tool_call, stream.calls)]
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
                 message |= {"content": content or None, "tool_calls": calls}
@@ -50,7 +50,7 @@ class Chat(ApiRequest[ChatBody]):
             reason = _finish_reason(answer, called=bool(calls))
             choices.append(self._choice(index, {"message": message}, answer.pieces, reason))
         more = {"prompt_token_ids": self._tokens} if self._body.return_token_ids else {}
-        return self._whole(choices, **more)
+        return self._complete_response(choices, **more)
 
     def delta_events(self, delta: Delta) -> bytes:
         index, pieces, events = delta.index, delta.pieces, b""
@@ -74,7 +74,7 @@ class Chat(ApiRequest[ChatBody]):
             return _reasoning(part.new)
         if part.kind is PartKind.TEXT:
             return {"content": part.new}
-        call = _called(part) if part.opens else {"function": {"arguments": part.new}}
+        call = _tool_call(part) if part.opens else {"function": {"arguments": part.new}}
         return {"tool_calls": [{"index": self.streams[index].calls.index(part), **call}]}
 
     def _delta_chunk(
@@ -103,7 +103,7 @@ def _reasoning(text: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text}  # llama.cpp's name, and vLLM's
 
 
-def _called(part: Part) -> dict[str, Any]:
+def _tool_call(part: Part) -> dict[str, Any]:
     function = {"name": part.name, "arguments": part.text}
     return {"id": part.call_id, "type": "function", "function": function}
 

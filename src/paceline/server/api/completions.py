@@ -44,7 +44,7 @@ class Completions(ApiRequest[CompletionBody]):
             if answer.reasoning:
                 choice["reasoning_content"] = answer.reasoning
             choices.append({**choice, "finish_reason": str(answer.finish_reason)})
-        return self._whole(choices)
+        return self._complete_response(choices)
 
     def stream_start(self) -> bytes:
         """Return the events of the prompts, if they are echoed."""

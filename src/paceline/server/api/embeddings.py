@@ -30,7 +30,7 @@ def embeddings(service: Service) -> Endpoint:
         return body, service.prepare(body)
 
     async def work(text: bytes, reply: Reply) -> None:
-        body, requests = await service.readers.run(Lane.of(text), read, text)
+        body, requests = await service.readers.run(Lane.for_body(text), read, text)
         embedded = await _embedded(service, requests)
         vectors = [_shortened(embedding.vector, body.dimensions) for embedding in embedded]
         tokens = sum(embedding.tokens for embedding in embedded)

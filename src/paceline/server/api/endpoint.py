@@ -115,13 +115,13 @@ class ApiRequest(ABC, Generic[_B]):
         """Return the events after the last delta."""
         if not self._body.stream_options.include_usage:
             return DONE
-        return event(self._whole([])) + DONE
+        return event(self._complete_response([])) + DONE
 
     def error_events(self, error: ApiError) -> bytes:
         """Return the events that end a stream with an error."""
         return event(error.body) + DONE
 
-    def _whole(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def _complete_response(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """Return the complete response with these choices."""
         response = {**self._base, "choices": choices, "usage": self._usage(), **more}
         return {**response, **self._telemetry()}
@@ -225,7 +225,7 @@ def generation(service: Service, kind: type[ApiRequest[Any]]) -> Endpoint:
         def read() -> ApiRequest[Any]:
             return kind(service, parse(kind.body_kind, body), client_of(reply.scope))
 
-        lane = Lane.of(body)
+        lane = Lane.for_body(body)
         is_quick = lane is Lane.SHORT and not kind.templated
         request = read() if is_quick else await service.readers.run(lane, read)
         if any(one.constraint for one in request.requests):
@@ -247,7 +247,7 @@ def reading(service: Service, read: Callable[[bytes], Any]) -> Endpoint:
     """Create an endpoint without generation: it replies with the result of `read`, in a thread."""
 
     async def work(body: bytes, reply: Reply) -> None:
-        await reply.json(await service.readers.run(Lane.of(body), read, body))
+        await reply.json(await service.readers.run(Lane.for_body(body), read, body))
 
     return Endpoint(service, work)
 

@@ -37,8 +37,8 @@ class Messages(ApiRequest[MessagesBody]):
         self.requests = self._chat.requests
 
     def response(self) -> dict[str, Any]:
-        content = [_block(part) for part in self._chat.push(self.answers[0].whole)]
-        ended = {**self._ended(), "usage": self._cost()}
+        content = [_block(part) for part in self._chat.push(self.answers[0].complete)]
+        ended = {**self._stop_fields(), "usage": self._cost()}
         return {**self._message(), "content": content, **ended, **self._telemetry()}
 
     def stream_start(self) -> bytes:
@@ -52,7 +52,7 @@ class Messages(ApiRequest[MessagesBody]):
         return b"".join(map(_part_events, self._chat.push(delta)))
 
     def stream_end(self) -> bytes:
-        ended = {"delta": self._ended(), "usage": self._cost(), **self._telemetry()}
+        ended = {"delta": self._stop_fields(), "usage": self._cost(), **self._telemetry()}
         return _event("message_delta", **ended) + _event("message_stop")
 
     def error_events(self, error: ApiError) -> bytes:
@@ -69,7 +69,7 @@ class Messages(ApiRequest[MessagesBody]):
             "stop_sequence": None,
         }
 
-    def _ended(self) -> dict[str, Any]:
+    def _stop_fields(self) -> dict[str, Any]:
         answer = self.answers[0]
         stopped = answer.done.stopped_by
         if answer.finish_reason == FinishReason.LENGTH:

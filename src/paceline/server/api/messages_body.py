@@ -29,7 +29,7 @@ from paceline.server.json_body import (
     OtherTool,
     Text,
     Tool,
-    called,
+    tool_call,
     type_tag,
 )
 
@@ -286,7 +286,7 @@ def _result(block: Any) -> Message:
 
 def _message(role: Literal["user", "assistant", "system"], blocks: Sequence[Any]) -> Message:
     calls = [
-        called(block.id, block.name, _json(block.input))
+        tool_call(block.id, block.name, _json(block.input))
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]

@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter
 from paceline.server.api.response_tools import Place, custom_input
 from paceline.server.body import MAX_MESSAGES, Message
 from paceline.server.errors import ApiError
-from paceline.server.json_body import Body, Text, called, type_tag
+from paceline.server.json_body import Body, Text, tool_call, type_tag
 from paceline.server.remembered import Reader
 from paceline.tools.calls import Part, PartKind
 
@@ -158,7 +158,7 @@ def _result(item: FunctionCallItem | FunctionOutputItem, output: str) -> Message
 def _message(item: Any, name_of: Callable[[Place], str]) -> Message:
     if isinstance(item, FunctionCallItem):
         name = name_of(Place(item.namespace, item.name))
-        return Message(role="assistant", tool_calls=[called(item.call_id, name, item.arguments)])
+        return Message(role="assistant", tool_calls=[tool_call(item.call_id, name, item.arguments)])
     if isinstance(item, ReasoningItem):
         return Message(role="assistant", reasoning_content=item.thoughts or None)
     assert isinstance(item, Message)

@@ -14,7 +14,7 @@ from paceline.server.api.response_tools import Place, custom_input
 from paceline.server.body import Message
 from paceline.server.errors import ApiError
 from paceline.server.http import event
-from paceline.server.json_body import OtherTool, called
+from paceline.server.json_body import OtherTool, tool_call
 from paceline.server.service import Service
 from paceline.server.stream_text import Delta
 from paceline.tools.calls import Part, PartKind
@@ -59,7 +59,7 @@ class Responses(ApiRequest[ResponsesBody]):
         self._events = 0
 
     def response(self) -> dict[str, Any]:
-        self._chat.push(self.answers[0].whole)
+        self._chat.push(self.answers[0].complete)
         return self._finished()
 
     def stream_start(self) -> bytes:
@@ -87,7 +87,7 @@ class Responses(ApiRequest[ResponsesBody]):
         )
 
     def _part_events(self, part: Part) -> bytes:
-        tool, events = self._called(part), b""
+        tool, events = self._place_of(part), b""
         output = {"output_index": part.index}
         place = {"item_id": item_id(part, tool), **output}
         called, is_text = part.kind is PartKind.CALL, part.kind is PartKind.TEXT
@@ -156,7 +156,9 @@ class Responses(ApiRequest[ResponsesBody]):
     def _continued(self, message: Message) -> Message:
         """Return an assistant message continued by the answer, without an incomplete call."""
         answer = self._chat.streams[0]
-        calls = [called(part.call_id, part.name, part.text) for part in answer.calls if part.whole]
+        calls = [
+            tool_call(part.call_id, part.name, part.text) for part in answer.calls if part.whole
+        ]
         new = Message(
             role="assistant",
             content=answer.text(PartKind.TEXT),
@@ -206,9 +208,9 @@ class Responses(ApiRequest[ResponsesBody]):
     def _item(self, part: Part, status: str) -> dict[str, Any]:
         encrypted = _ENCRYPTED in self._body.include
         logprobs = self._logprobs(part.pieces)
-        return item_of(part, self._called(part), status, logprobs, encrypted=encrypted)
+        return item_of(part, self._place_of(part), status, logprobs, encrypted=encrypted)
 
-    def _called(self, part: Part) -> Place:
+    def _place_of(self, part: Part) -> Place:
         return self._body.offered.place_of(part.name)
 
     def _logprobs(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:

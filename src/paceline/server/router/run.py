@@ -114,7 +114,7 @@ class Router:
     async def _forward(self, body: bytes, reply: Reply) -> None:
         """Forward a body, and stream the reply of the model's server."""
         self._loop = asyncio.get_running_loop()
-        is_long = Lane.of(body) is Lane.LONG
+        is_long = Lane.for_body(body) is Lane.LONG
         read = await asyncio.to_thread(parse, _Named, body) if is_long else parse(_Named, body)
         model = await self._model(read.model)
         sent = Headers(scope=reply.scope)
@@ -141,7 +141,7 @@ class Router:
         try:
             response = await self._client.send(request, stream=True)
         except httpx.TransportError as error:
-            raise _ended(error) from error
+            raise _transport_error(error) from error
         try:
             kept = {
                 name: response.headers[name] for name in _REPLY_HEADERS if name in response.headers
@@ -151,7 +151,7 @@ class Router:
                 await reply.write(part)
         except httpx.TransportError as error:
             # The status is sent: the connection breaks, so that the client detects it.
-            raise _ended(error) from error
+            raise _transport_error(error) from error
         finally:
             await response.aclose()
         await reply.write(b"", more=False)
@@ -250,7 +250,7 @@ class _Named(Body):
     model: str | None = None
 
 
-def _ended(error: httpx.TransportError) -> ApiError:
+def _transport_error(error: httpx.TransportError) -> ApiError:
     return ApiError(
         f"the model's process does not respond ({type(error).__name__}); try again",
         status=502,

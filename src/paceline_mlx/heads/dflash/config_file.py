@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
-from paceline.storage.validation import Count, Limit, Positive, listed, validated
+from paceline.storage.validation import Count, Limit, Positive, list_faults, validated
 from paceline_mlx.heads.config import (
     CONFIG,
     DrafterFile,
@@ -165,7 +165,7 @@ def _dspark(path: Path, raw: object) -> Config:
 def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]) -> Config:
     """Return the config in a file. Raises ModelError if its values contradict each other."""
     if faults := faults + _contradictions(file, settings):
-        raise ModelError(listed(str(path), faults))
+        raise ModelError(list_faults(str(path), faults))
     kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
     windows = [file.sliding_window if kind == "sliding_attention" else None for kind in kinds]
     settings["causal"] = settings["causal"] if file.is_causal is None else file.is_causal

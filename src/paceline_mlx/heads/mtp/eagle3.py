@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from paceline.errors import ModelError
 from paceline.storage.files import read_json
-from paceline.storage.validation import Count, Limit, Positive, listed, validated
+from paceline.storage.validation import Count, Limit, Positive, list_faults, validated
 from paceline_mlx.heads.config import CONFIG, DrafterFile, with_fields_of
 from paceline_mlx.heads.mtp.head import ChainConfig, HeadWeights
 from paceline_mlx.heads.weights import Weights, check_tensors, stored_tensors
@@ -71,7 +71,7 @@ def read_config(folder: Path, target_layers: Callable[[], int]) -> ChainConfig:
     path = folder / CONFIG
     file = validated(_ConfigFile, read_json(path), str(path), error=ModelError)
     if faults := _contradictions(file):
-        raise ModelError(listed(str(path), faults))
+        raise ModelError(list_faults(str(path), faults))
     settings = file.settings()
     return with_fields_of(
         ChainConfig,
