@@ -100,13 +100,7 @@ def picture() -> str:
 def page() -> str:
     """The text of the page. Raises RuntimeError where a command fails."""
     files = {"orders.txt": prompt()}
-    parts = [
-        "# Recordings of the terminal",
-        "What the commands print, word for word, recorded by `docs/record.py` with paceline "
-        f"{paceline.__version__} and the default model (SmolLM2 135M) on "
-        f"{datetime.now(UTC):%Y-%m-%d}. Times are of one run on a machine that had other work; "
-        "measurements are in [benchmarks](../benchmarks/README.md).",
-    ]
+    parts = ["# Recordings of the terminal"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, content in files.items():
@@ -116,6 +110,12 @@ def page() -> str:
             inputs = [content for file, content in files.items() if file in command]
             parts += [f"<pre>{escape(content)}</pre>" for content in inputs]
             parts += [f"```sh\n{command}\n```", as_html(run(command, folder))]
+    parts += [
+        "The output is word for word, recorded by `docs/record.py` with paceline "
+        f"{paceline.__version__} and the default model (SmolLM2 135M) on "
+        f"{datetime.now(UTC):%Y-%m-%d}. Times are of one run on a machine that had other work; "
+        "measurements are in [benchmarks](../benchmarks/README.md).",
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-# What a browser loads by itself. Links are only followed when a reader clicks them.
+# Addresses that a browser loads without a click.
 LOADED = re.compile(
     r'<(?:script|img|iframe|link rel="?(?:stylesheet|preconnect))[^>]*"(https?://[^"]*)"'
 )

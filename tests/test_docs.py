@@ -10,10 +10,10 @@ import paceline
 from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Drafter
-from paceline.options import Options
 from support import driver
+from support.scripts import script
 from support.toy import ToyEngine
-from test_arrows import ALLOWED, CORE, CORE_ML, FOR_ALL, LAB, MLX
+from test_imports import ALLOWED, CORE, CORE_ML, FOR_ALL, LAB, MLX
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -55,36 +55,32 @@ def test_the_loop_of_the_architecture_page_gives_the_tokens_of_plain_decoding(sa
     assert calls < single_calls == 60
 
 
-def test_the_api_page_has_every_public_name_and_option():
+def test_the_reference_is_that_of_todays_source():
+    page = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+    assert script("reference", ROOT / "docs").page() == page, "run `python docs/reference.py`"
+
+
+def test_the_api_page_has_every_public_name():
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"[a-z_]\w*", page, re.IGNORECASE))
-    assert {*paceline.__all__} - named == set()
+    assert {*paceline.__all__} - {*re.findall(r"[a-z_]\w*", page, re.IGNORECASE)} == set()
     assert {*paceline.__all__} == {name for name in dir(paceline) if name[0] != "_"}, "for TAB"
-    listed = page.partition("## `Options`")[2].partition("\n## ")[0]
-    heads = "".join(re.findall(r"^- (.+?):", listed, re.MULTILINE))
-    assert {*re.findall(r"\w+", heads)} == {*Options.__annotations__}
-    about_models = page.partition("## `load`")[2].partition("## `Options`")[0]
-    members = vars(paceline.Model).items()
-    old = {name for name, member in members if str(member.__doc__).startswith("Old name")}
-    public = {name for name in dir(paceline.Model) if not name.startswith("_")} - old
-    assert public - {*re.findall(r"[a-z_]\w*", about_models)} == set()
 
 
-def test_the_arrows_of_the_architecture_are_those_that_are_tested():
+def test_the_picture_of_the_architecture_has_the_import_rules():
     (picture,) = blocks(ROOT / "docs/architecture.md", "mermaid")
     drawn: dict[str, set[str]] = {}
     below: dict[str, set[str]] = {}
     for line in reversed([line for line in picture.splitlines() if "-->" in line]):
-        rooms, others = (side.replace("&", " ").split() for side in line.split("-->"))
-        for room in rooms:
-            drawn.setdefault(room, set()).update(others)
-            below.setdefault(room, set()).update(
+        names, others = (side.replace("&", " ").split() for side in line.split("-->"))
+        for name in names:
+            drawn.setdefault(name, set()).update(others)
+            below.setdefault(name, set()).update(
                 others, *(below.get(other, set()) for other in others)
             )
     assert drawn.keys() - ALLOWED[CORE].keys() == {CORE_ML, LAB, MLX}
-    for room in ALLOWED[CORE].keys() - {"", "__main__"}:
-        assert drawn.get(room, set()) <= ALLOWED[CORE][room] | FOR_ALL
-        assert ALLOWED[CORE][room] <= below.get(room, set())
+    for name in ALLOWED[CORE].keys() - {"", "__main__"}:
+        assert drawn.get(name, set()) <= ALLOWED[CORE][name] | FOR_ALL
+        assert ALLOWED[CORE][name] <= below.get(name, set())
 
 
 def test_links_lead_somewhere():

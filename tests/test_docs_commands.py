@@ -19,7 +19,7 @@ from paceline import Model
 from support.docs import BLOCK, PAGES, ROOT, commands, words_of
 from support.words import parse
 
-OTHERS = {"docker", "jq", "nginx", "pip", "pytest", "python", "python3"}
+OTHERS = {"docker", "jq", "nginx", "pip", "pytest", "python", "python3", "sh"}
 """Programs of the docs that are not paceline."""
 LINES = [(page, line, words_of(line)) for page, line in sorted({*commands()})]
 
@@ -93,7 +93,7 @@ def takes(command: list[str], words: list[str]) -> bool:
     return False
 
 
-NEEDS = {"platforms.md", "server.md"}
+NEEDS = {"mac.md", "server.md"}
 """Pages whose Python needs a converted classifier, or a server."""
 PYTHON = {
     page.name: "\n".join(code)

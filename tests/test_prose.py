@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 PLACES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "src")
@@ -74,7 +76,7 @@ RULES = {
 FIRST_LINES = ("fragment", "whether")
 """Rules for the first line of a docstring alone."""
 
-MAX_PLACES = 15
+MAX_PLACES = 1
 """Number of places; lower it when it falls."""
 
 NAMES = {
@@ -86,6 +88,12 @@ NAMES = {
     ),
 }
 """The same for names of functions, classes, arguments and variables."""
+
+MAX_SENTENCE, MAX_DOCS = 30, 15_000
+"""Maximum words of a sentence in docs/*.md, and of these pages except the generated one."""
+
+NO_SENTENCES = r"^```.*?^```$|<pre>.*?</pre>|^(?:\||#|    ).*?$"
+"""Code, terminal output, tables and headings."""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -150,6 +158,27 @@ def test_names_say_what_they_are():
 def test_prose_has_no_more_phrases_that_read_as_translated():
     found = [*hits(*(ROOT / place for place in PLACES))]
     assert len(found) <= MAX_PLACES, Counter(name for _, _, name, _ in found)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a page; code counts as a word, a link as its text."""
+    text = re.sub(NO_SENTENCES, "\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^ *(-|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "X", re.sub(r"\]\([^)]*\)", "]", text))
+    for paragraph in re.split(r"\n\s*\n", text):
+        yield from re.split(r"(?<=[.!?])[*)]*\s+", " ".join(paragraph.split()))
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_a_page_of_the_docs_begins_with_a_command_and_has_short_sentences(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert re.match(r"# .+\n\n(```|`python|## )", text)
+    assert [one for one in sentences(text) if len(one.split()) > MAX_SENTENCE] == []
+
+
+def test_the_docs_stay_short():
+    pages = {*ROOT.glob("docs/*.md")} - {ROOT / "docs/reference.md"}
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MAX_DOCS
 
 
 if __name__ == "__main__":

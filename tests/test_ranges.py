@@ -31,7 +31,7 @@ SERVERS_OWN = [["max_tokens", 0], ["top_k", -1], ["top_p", 0], ["seed", -1]]
 most likely token, and a new seed."""
 
 Ask = Callable[[str, Any], str]
-"""Sends an option through a door; returns the error, or nothing if the value is accepted."""
+"""Sends an option through an interface; returns the error, or nothing if the value is accepted."""
 
 
 def edges(limits: Range) -> Iterator[tuple[Any, bool]]:
@@ -79,7 +79,7 @@ def server(tiny_model: Model, tiny_cache: Path) -> Iterator[Running]:
 
 
 @pytest.fixture
-def doors(server: Running) -> dict[str, Ask]:
+def interfaces(server: Running) -> dict[str, Ask]:
     def ask_server(name: str, value: Any) -> str:
         option = {"speculation": {name: value}} if name == "max_block" else {name: value}
         reply = server.post("/v1/completions", {"prompt": "the", "max_tokens": 1, **option})
@@ -131,17 +131,17 @@ WRONG: dict[str, tuple[Any, ...]] = {
 """Option -> values of the library that are wrong besides those beyond the edges."""
 
 
-@pytest.mark.parametrize("door", ["library", "command line", "server"])
-def test_a_range_is_the_same_at_every_door(door: str, doors: dict[str, Ask]):
+@pytest.mark.parametrize("interface", ["library", "command line", "server"])
+def test_a_range_is_the_same_in_every_interface(interface: str, interfaces: dict[str, Ask]):
     faults = []
     for name, value, allowed in EDGES:
-        if door == "command line" and name in NO_OPTIONS:
+        if interface == "command line" and name in NO_OPTIONS:
             continue
-        error = doors[door](name, value)
+        error = interfaces[interface](name, value)
         limits = RANGES.get(name, BIAS)
         expected = str(limits).removeprefix("a ").removeprefix("whole ").removeprefix("number ")
         bound = "greater than or equal to", "less than or equal to"  # pydantic's words
-        if allowed or (door == "server" and [name, value] in SERVERS_OWN):
+        if allowed or (interface == "server" and [name, value] in SERVERS_OWN):
             right = error == ""
         else:
             says = any(words in error for words in (expected, *bound)) or name == "logit_bias"
@@ -161,8 +161,8 @@ def test_an_invalid_value_is_rejected_by_name():
     assert faults == []
 
 
-def test_a_number_that_no_float_can_be_is_rejected_by_the_server(doors: dict[str, Ask]):
-    said = {name: doors["server"](name, 10**400) for name in REALS}
+def test_a_number_that_no_float_can_be_is_rejected_by_the_server(interfaces: dict[str, Ask]):
+    said = {name: interfaces["server"](name, 10**400) for name in REALS}
     assert [name for name, error in said.items() if name not in error] == []
 
 

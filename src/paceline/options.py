@@ -249,7 +249,7 @@ class Options(TypedDict, total=False):
         bool | None,
         _FLAG,
         _answer(
-            "turn a model's thinking on or off; default: as its chat template has it",
+            "turn reasoning on or off; default: from the chat template",
             "--think/--no-think",
         ),
     ]
@@ -274,7 +274,9 @@ class Options(TypedDict, total=False):
         _drafting("how many tokens are drafted: auto, by measured costs; fixed, adaptive or kelly"),
     ]
     max_block: Annotated[
-        int | None, IntRange(2, 32), _drafting("most tokens that one call verifies, 2 to 32")
+        int | None,
+        IntRange(2, 32),
+        _drafting("maximum tokens that one forward pass verifies, 2 to 32"),
     ]
     probe: Annotated[
         str | None, _TEXT, _drafting("count what another drafter would have done", "", "DRAFTER")

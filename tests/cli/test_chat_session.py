@@ -57,7 +57,7 @@ def test_an_answer_that_cannot_be_given_again_stays(
 ):
     session.turn("one")
     before = session.messages
-    monkeypatch.setattr(Conversation, "say", lambda *_, **__: pytest.fail())
+    monkeypatch.setattr(Conversation, "send", lambda *_, **__: pytest.fail())
     with pytest.raises(pytest.fail.Exception):
         run_command(session, "/regen")
     assert session.messages == before

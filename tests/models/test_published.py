@@ -14,9 +14,7 @@ from paceline.drafters import Sizes
 from paceline.models import ModelFiles, Progress, published, resolve_drafter
 from paceline.models.names import hub_names
 from paceline.models.published import Published, published_for, registry
-from paceline.storage.files import megabytes
 from support.dflash import tiny_config, write_checkpoint
-from support.docs import ROOT
 from support.fake_hub import FakeHub, FakeRepository, serving, use_hub
 from support.native_drafters import COUNT, write_cycles, write_dflash, write_eagle3, write_mtp_model
 
@@ -106,25 +104,6 @@ def test_a_checkpoint_is_known_by_its_config(tiny_files: ModelFiles, tmp_path: P
 def test_layers_that_draft_are_not_counted(tmp_path: Path):
     sizes, _ = drafters.sizes_of(write_mtp_model(tmp_path / "model.gguf", perfect=True))
     assert sizes.layers == 4
-
-
-def row(drafter: Published) -> str:
-    """The line of a drafter in the docs."""
-    address = f"https://huggingface.co/{drafter.name.partition(':')[0]}"
-    size = megabytes(drafter.bytes) if drafter.bytes else ""
-    gain = drafter.gain
-    times = f"{gain.times} ([{gain.where}]({gain.source}))" if gain else ""
-    cells = (
-        *(drafter.target, f"[{drafter.form}]({drafter.source})", f"`{drafter.engine}`"),
-        *(f"[{drafter.name}]({address})", size, times),
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def test_the_page_has_every_drafter_and_what_it_gained():
-    page = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| ") and "](https:" in line]
-    assert rows == [row(drafter) for drafter in registry().drafters]
 
 
 # -- pull, models, rm ------------------------------------------------------------------------------

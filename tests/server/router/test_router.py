@@ -40,7 +40,9 @@ class RunningRouter:
             listed=self._listed,
             on_line=self.said.append,
         )
-        self._thread = threading.Thread(target=self.server.run, kwargs={"say": self.said.append})
+        self._thread = threading.Thread(
+            target=self.server.run, kwargs={"on_line": self.said.append}
+        )
 
     def _listed(self) -> list[ModelEntry]:
         paths = sorted(self.folder.glob("*.gguf"))

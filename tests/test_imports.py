@@ -1,4 +1,4 @@
-"""Who may import what: the arrows of the architecture, read from the source."""
+"""Import rules: which subpackage may import which, compared with the source."""
 
 import ast
 import sys
@@ -12,14 +12,14 @@ import paceline.models
 
 SOURCE = Path(paceline.__file__).parents[1]
 
-# Packages of this distribution. The others import paceline, which knows none of them.
+# Packages of this distribution. The others import paceline, which imports none of them.
 CORE, CORE_ML, LAB, MLX = "paceline", "paceline_coreml", "paceline_lab", "paceline_mlx"
 
-# The rooms of a package, and the rooms that each imports from besides itself, no more and no fewer.
-# "" is the package: its version. Errors and versions are for all.
+# The subpackages of a package, and those that each one imports, no more and no fewer. "" is the
+# package itself: its version. All may import errors and versions.
 FOR_ALL = {"errors", ""}
 NOTHING_ELSE = {"decoding", "errors"}
-"""Rooms that do not import those either."""
+"""Subpackages that do not import those either."""
 ALLOWED = {
     CORE: {
         "errors": set[str](),
@@ -95,8 +95,8 @@ ALLOWED = {
     },
 }
 
-# The parts of `models`, lowest first, that a part may import from besides itself. Other rooms
-# import what `paceline.models` exports, and nothing from its parts.
+# The parts of `models`, lowest first, and those that each one may import. Other subpackages import
+# the names that `paceline.models` exports, and nothing from its parts.
 PARTS = {
     "manifest": set[str](),
     "names": {"manifest"},
@@ -114,9 +114,8 @@ PARTS = {
 }
 PARTS["__init__"] = {*PARTS}
 
-# Not slow to import. All else in the rooms of a command is, so only they import it outside of
-# functions.
-LIGHT_ROOMS = {
+# Subpackages that are fast to import. The others are imported inside functions, or by each other.
+FAST = {
     CORE: ALLOWED[CORE].keys() - {"server", "verify"},
     CORE_ML: {"cli", "engine", "rehearsal", ""},
     LAB: {"cli", "client", ""},
@@ -125,16 +124,16 @@ LIGHT_ROOMS = {
 
 # These may import third-party packages at the top of a file.
 WITH_PACKAGES = {
-    *((CORE_ML, room) for room in ("conversion", "golden", "probe")),
+    *((CORE_ML, name) for name in ("conversion", "golden", "probe")),
     (CORE, "server"),
-    *((MLX, room) for room in ALLOWED[MLX]),
+    *((MLX, name) for name in ALLOWED[MLX]),
 }
 
 # The one third-party package that may be imported before it is needed.
 LIGHT = {"numpy"}
 
-# What every module of a room may import at the top of the file.
-ROOM_PACKAGES = {"cli": {"typer"}}
+# Third-party packages that every module of a subpackage may import at the top of the file.
+PACKAGES_OF = {"cli": {"typer"}}
 
 # Run by path in a process of its own: what it imports is for that process, and none of it is ours.
 SCRIPTS = {
@@ -176,17 +175,17 @@ def imports_of(module: str, source: str) -> list[Import]:
     return [*imports(ast.parse(source), module)]
 
 
-def house(name: str) -> str:
+def package(name: str) -> str:
     """`paceline_lab.learn.table` is in `paceline_lab`."""
     return name.partition(".")[0]
 
 
-def room(name: str) -> str:
+def subpackage(name: str) -> str:
     """`paceline.engines.kv_blocks` is in `engines`, `paceline.load` in the package itself."""
     first = ".".join(name.split(".")[1:2])
     if first in ("__init__", "__version__"):
         return ""
-    return "runtime" if house(name) == CORE and first in paceline.__all__ else first
+    return "runtime" if package(name) == CORE and first in paceline.__all__ else first
 
 
 def part(name: str) -> str:
@@ -195,43 +194,43 @@ def part(name: str) -> str:
 
 
 def heavy(name: str) -> bool:
-    """Whether a name is slow to import."""
-    return room(name) not in LIGHT_ROOMS[house(name)]
+    """Return True if a name is slow to import."""
+    return subpackage(name) not in FAST[package(name)]
 
 
 def parts(module: str) -> Container[str]:
-    """What a module may import of `models`."""
-    if (house(module), room(module)) != (CORE, "models"):
+    """Return the names in `models` that a module may import."""
+    if (package(module), subpackage(module)) != (CORE, "models"):
         return {"", *paceline.models.__all__}
     return PARTS[part(module)] | {part(module)} if part(module) in PARTS else PARTS
 
 
-def wrong_room(module: str, name: str) -> bool:
-    """Whether a module may not import a name of ours because of where both are."""
-    if house(name) != house(module):
-        return house(name) != CORE
-    here = room(module)
-    others = ALLOWED[house(module)][here] | (set() if here in NOTHING_ELSE else FOR_ALL)
-    return room(name) not in {here, *others}
+def is_forbidden(module: str, name: str) -> bool:
+    """Return True if the subpackage of a module may not import that of a name."""
+    if package(name) != package(module):
+        return package(name) != CORE
+    here = subpackage(module)
+    others = ALLOWED[package(module)][here] | (set() if here in NOTHING_ELSE else FOR_ALL)
+    return subpackage(name) not in {here, *others}
 
 
 def faults(module: str, names: Iterable[Import]) -> list[str]:
-    """What the imports of a module break, one line each."""
-    here = room(module)
+    """Return the rules that the imports of a module break, one line per import."""
+    here = subpackage(module)
     lines = []
     for one in names:
-        top = house(one.name)
+        top = package(one.name)
         if one.name in SCRIPTS or (top in ALLOWED and module in SCRIPTS):
             lines.append(f"{module}:{one.line}: {one.name} in another process's script")
         elif top in ALLOWED:
-            if wrong_room(module, one.name):
+            if is_forbidden(module, one.name):
                 lines.append(f"{module}:{one.line}: {here} imports {one.name}")
-            elif room(one.name) == "models" and part(one.name) not in parts(module):
-                lines.append(f"{module}:{one.line}: {one.name} past the door of models")
+            elif subpackage(one.name) == "models" and part(one.name) not in parts(module):
+                lines.append(f"{module}:{one.line}: {one.name} past the exports of models")
             elif heavy(one.name) and not heavy(module) and one.executed:
                 lines.append(f"{module}:{one.line}: {one.name} outside a function")
-        elif top not in {*sys.stdlib_module_names, *LIGHT, *ROOM_PACKAGES.get(here, ())}:
-            with_packages = (house(module), here) in WITH_PACKAGES or module in SCRIPTS
+        elif top not in {*sys.stdlib_module_names, *LIGHT, *PACKAGES_OF.get(here, ())}:
+            with_packages = (package(module), here) in WITH_PACKAGES or module in SCRIPTS
             if here == "decoding":
                 lines.append(f"{module}:{one.line}: decoding imports {one.name}")
             elif one.executed and not with_packages:
@@ -241,27 +240,27 @@ def faults(module: str, names: Iterable[Import]) -> list[str]:
 
 SOURCES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts): path.read_text(encoding="utf-8")
-    for package in ALLOWED
-    for path in sorted((SOURCE / package).rglob("*.py"))
+    for name in ALLOWED
+    for path in sorted((SOURCE / name).rglob("*.py"))
 }
 """Module -> its source."""
 IMPORTS = {module: imports_of(module, source) for module, source in SOURCES.items()}
 """Module -> what it imports."""
 
 
-def test_a_module_imports_only_what_its_room_may():
+def test_a_module_imports_only_allowed_subpackages():
     lines = [line for module, names in IMPORTS.items() for line in faults(module, names)]
     assert lines == [], "\n".join(lines)
 
 
-def test_the_rules_have_every_room_and_every_arrow():
-    arrows: dict[str, dict[str, set[str]]] = {package: {} for package in ALLOWED}
+def test_the_rules_list_every_subpackage_and_import():
+    found: dict[str, dict[str, set[str]]] = {name: {} for name in ALLOWED}
     for module, imported_names in IMPORTS.items():
         names = [one.name for one in imported_names]
-        ours = {room(name) for name in names if house(name) == house(module)}
-        of_room = arrows[house(module)].setdefault(room(module), set())
-        of_room.update(ours - {room(module), *FOR_ALL})
-    assert arrows == ALLOWED
+        ours = {subpackage(name) for name in names if package(name) == package(module)}
+        of_one = found[package(module)].setdefault(subpackage(module), set())
+        of_one.update(ours - {subpackage(module), *FOR_ALL})
+    assert found == ALLOWED
 
 
 def imported(name: str, files: Container[str]) -> str:
@@ -272,7 +271,7 @@ def imported(name: str, files: Container[str]) -> str:
     return "" if result == "paceline.__init__" else result  # its names are imported when asked for
 
 
-def arrows(names: Mapping[str, Iterable[Import]]) -> dict[str, set[str]]:
+def graph(names: Mapping[str, Iterable[Import]]) -> dict[str, set[str]]:
     """A module -> those that it imports, for the type checker or in a function included."""
     return {
         module: {file for one in those if (file := imported(one.name, names)) != module}
@@ -280,25 +279,25 @@ def arrows(names: Mapping[str, Iterable[Import]]) -> dict[str, set[str]]:
     }
 
 
-def circle(names: Mapping[str, Iterable[Import]]) -> list[str]:
-    """A circle of the imports of modules, those for the type checker included; empty: none."""
+def cycle(names: Mapping[str, Iterable[Import]]) -> list[str]:
+    """Return a cycle of imports, those for the type checker included; empty if there is none."""
     try:
-        TopologicalSorter(arrows(names)).prepare()
+        TopologicalSorter(graph(names)).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
 
 
-def test_no_module_imports_itself_by_way_of_others_typing_included():
-    assert circle(IMPORTS) == []
+def test_imports_have_no_cycles_typing_included():
+    assert cycle(IMPORTS) == []
 
 
 def test_the_service_imports_nothing_of_the_apis():
-    graph = arrows(IMPORTS)
+    edges = graph(IMPORTS)
     below, new = set[str](), {"paceline.server.service"}
     while new:
         below |= new
-        new = set().union(*(graph.get(module, set()) for module in new)) - below
+        new = set().union(*(edges.get(module, set()) for module in new)) - below
     assert [module for module in below if module.startswith("paceline.server.api.")] == []
 
 
@@ -327,7 +326,7 @@ WRONG = [
 ]
 
 
-def test_each_wrong_arrow_is_found():
+def test_each_wrong_import_is_found():
     assert [pair for pair in WRONG if len(faults(pair[0], imports_of(*pair))) != 1] == []
     sources = {
         "paceline.a": "from paceline.b import B",
@@ -335,5 +334,5 @@ def test_each_wrong_arrow_is_found():
         "paceline.c": "def f():\n    from paceline.a import A",
     }
     names = {module: imports_of(module, source) for module, source in sources.items()}
-    assert set(circle(names)) == set(sources)
-    assert circle({**names, "paceline.c": []}) == []
+    assert set(cycle(names)) == set(sources)
+    assert cycle({**names, "paceline.c": []}) == []
