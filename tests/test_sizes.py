@@ -1,6 +1,6 @@
-"""Rooms and the lines that they may have: one person must be able to hold the whole.
+"""Packages and their maximum number of lines: one person must be able to hold them all in mind.
 
-The ceilings are a plan's. A room that is above its own may not grow; one that shrinks takes its
+The ceilings are a plan's. A package above its own may not grow; one that shrinks takes its
 number with it. Raising a ceiling takes a decision page.
 """
 
@@ -27,7 +27,7 @@ CEILINGS = {
     "src/paceline_lab": 5_800,
     "tests": 44_000,
 }
-"""Folder -> most lines of its Python files."""
+"""Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
     "src": 55_801,

@@ -50,7 +50,7 @@ def test_a_forked_child_is_told_to_load_the_model_itself(model: Model, tiny_gguf
             lambda: model.conversation().say("Hello"),
             lambda: next(stream),
             lambda: next(answers),
-            model.compared,
+            model.exactness_report,
             lambda: load(tiny_gguf),
         ]
         for call in calls:

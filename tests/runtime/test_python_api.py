@@ -179,7 +179,7 @@ def test_a_model_that_makes_no_embeddings_says_so(model: Model):
         (lambda model: model.fresh(), "without_history"),
         (lambda model: model.compared(), "exactness_report"),
         (lambda model: [*model.map(["a"], max_tokens=1)], "as_completed"),
-        (lambda model: model.conversation().say("a", max_tokens=1).finish(), "send"),
+        (lambda model: model.conversation().say("a", max_tokens=1).close(), "send"),
         (lambda model: paceline.load(model.files.path, kv="q4_0"), "kv_cache_type"),
     ],
     ids=["settle", "fresh", "compared", "map", "say", "kv"],

@@ -27,7 +27,7 @@ class FixedCosts(Costs):
 
 
 class Unmeasured:
-    def compared(self, names: Set[str] = frozenset(), *_: object) -> Mapping[str, RowComparison]:
+    def comparisons(self, names: Set[str] = frozenset(), *_: object) -> Mapping[str, RowComparison]:
         return {name: RowComparison(1, 0) for name in names}
 
 
