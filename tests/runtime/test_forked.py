@@ -47,7 +47,7 @@ def test_a_forked_child_is_told_to_load_the_model_itself(model: Model, tiny_gguf
         calls: list[Callable[[], Any]] = [
             lambda: model.generate("Hello", max_tokens=2),
             lambda: model.generate(["Hello"], max_tokens=2),
-            lambda: model.conversation().say("Hello"),
+            lambda: model.conversation().send("Hello"),
             lambda: next(stream),
             lambda: next(answers),
             model.exactness_report,

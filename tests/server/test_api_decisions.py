@@ -120,3 +120,78 @@ def test_a_wrong_request_is_refused_by_its_field(body: Any, param: str | None, s
     response = server.post("/v1/decisions", {**BODY, **body})
     assert response.status_code == (404 if param == "model" else 400), response.text
     assert response.json()["error"]["param"] == param
+
+
+SYSTEM_ONE: dict[str, Any] = {
+    "state": {"weather": "rain"},
+    "questions": {
+        "wet": {"type": "noul", "instructions": "is it wet?", "criteria": {"true": "it rains"}},
+        "which": {"type": "choice", "instructions": "which?", "criteria": {"a": "b", "c": None}},
+        "depth": {"type": "score", "instructions": {"how": "deep"}, "criteria": ["dry", "sea"]},
+    },
+}
+
+
+def test_system_one_has_the_bits_of_decisions(server: Running):
+    response = server.post("/v1/systemone", SYSTEM_ONE)
+    assert response.status_code == 200, response.text
+    wet, which, depth = decided(
+        server,
+        input='{"weather": "rain"}',
+        questions=[
+            {
+                "type": "choice",
+                "instructions": "is it wet?",
+                "choices": [{"value": True, "description": "it rains"}, {"value": False}],
+            },
+            {
+                "type": "choice",
+                "instructions": "which?",
+                "choices": [{"value": "a", "description": "b"}, {"value": "c"}],
+            },
+            {
+                "type": "score",
+                "instructions": '{"how": "deep"}',
+                "levels": [{"label": "dry"}, {"label": "sea"}],
+            },
+        ],
+    )["answers"]
+    assert response.json()["answers"] == {
+        "wet": {"type": "noul", "noul": wet["probabilities"][0]["probability"]},
+        "which": {
+            "type": "choice",
+            "choice": which["choice"],
+            "confidence": which["confidence"],
+            "probabilities": {one["value"]: one["probability"] for one in which["probabilities"]},
+        },
+        "depth": {
+            "type": "score",
+            "score": depth["score"],
+            "confidence": depth["confidence"],
+            "legend": {"0": "dry", "1": "sea"},
+            "probabilities": {
+                str(one["value"]): one["probability"] for one in depth["probabilities"]
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("question", "named"),
+    [
+        ({"type": "predicate", "instructions": "x"}, "questions.q.type: expected noul"),
+        ({"type": "noul"}, "questions.q.instructions"),
+        ({"type": "noul", "instructions": "x", "levels": []}, "unknown field levels"),
+        ({"type": "noul", "instructions": "x", "criteria": 3}, "questions.q.criteria"),
+        ({"type": "choice", "instructions": "x", "criteria": {"a": None}}, "questions.q.criteria"),
+        ({"type": "choice", "instructions": "x"}, "questions.q.criteria"),
+        ({"type": "score", "instructions": "x", "criteria": "a"}, "questions.q.criteria"),
+        ({"type": "score", "instructions": "x", "criteria": ["a", "a"]}, "questions.q.criteria"),
+    ],
+)
+def test_an_invalid_question_of_system_one_is_rejected_by_its_name(
+    question: dict[str, Any], named: str, server: Running
+):
+    response = server.post("/v1/systemone", {"state": "s", "questions": {"q": question}})
+    assert response.status_code == 400
+    assert named in response.json()["error"]["message"]

@@ -82,6 +82,11 @@ OTHER_BODIES = {
         '{"input": "a", "questions": [{"type": "score", "instructions": "a", "levels": [%s]}]}',
         '{"input": "a", "questions": [{"type": %s, "instructions": "a"}]}',
     ),
+    "/v1/systemone": (
+        '{"state": %s, "questions": {"a": {"type": "noul", "instructions": "a"}}}',
+        '{"state": "", "questions": {"": {"type": "choice", "instructions": "a", "criteria": %s}}}',
+        '{"state": "", "questions": {"": {"type": "score", "instructions": "a", "criteria": [%s]}}}',
+    ),
     "/v1/embeddings": ('{"input": %s}', '{"input": "a", "dimensions": %s}'),
 }
 """Of paths that generate nothing; 501 is for embeddings of a model that makes none."""

@@ -30,6 +30,7 @@ from paceline.server.api.messages import Messages, count_tokens
 from paceline.server.api.messages_body import MessagesBody
 from paceline.server.api.response_body import ResponsesBody
 from paceline.server.api.responses import Responses
+from paceline.server.api.system_one import SystemOneBody, system_one
 from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
 from paceline.server.errors import ApiError
 from paceline.server.http import ApiKeyMiddleware, HostMiddleware
@@ -48,6 +49,7 @@ BODIES: dict[str, type[Body]] = {
     "/v1/messages/count_tokens": MessagesBody,
     "/v1/embeddings": EmbeddingsBody,
     "/v1/decisions": DecisionsBody,
+    "/v1/systemone": SystemOneBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -65,6 +67,7 @@ def make_app(service: Service) -> Starlette:
         "/responses": generation(service, Responses),
         "/embeddings": embeddings(service),
         "/decisions": decisions(service),
+        "/systemone": system_one(service),
         "/messages": generation(service, Messages),
         "/messages/count_tokens": count_tokens(service),
         "/tokenize": reading(service, info.tokenize),
