@@ -85,7 +85,7 @@ OTHER_BODIES = {
     "/v1/systemone": (
         '{"state": %s, "questions": {"a": {"type": "noul", "instructions": "a"}}}',
         '{"state": "", "questions": {"": {"type": "choice", "instructions": "a", "criteria": %s}}}',
-        '{"state": "", "questions": {"": {"type": "score", "instructions": "a", "criteria": [%s]}}}',
+        '{"state": "", "questions": {"": {"type": "score", "instructions": "", "criteria": [%s]}}}',
     ),
     "/v1/embeddings": ('{"input": %s}', '{"input": "a", "dimensions": %s}'),
 }
