@@ -49,12 +49,14 @@ def ask(prompt: str, session: str) -> Any:
 
 
 def test_sessions_stay_with_their_replica_and_a_killed_replica_changes_no_text(
-    tiny_gguf: Path, cache: Path
+    tiny_gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     import ray
     from ray import serve
     from ray.cluster_utils import Cluster
 
+    # Else Ray's own router also sends all requests to the replica on the proxy's node.
+    monkeypatch.setenv("RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING", "0")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         cluster.add_node(num_cpus=1)
