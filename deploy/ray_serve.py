@@ -25,12 +25,16 @@ ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
 
 def build(options: dict[str, Any]) -> Application:
-    """Return the application. Options: `model`, and `replicas`, `cpus` (per replica, 1)."""
+    """Return the application. Options: `model`, `replicas`, `cpus` of a replica, `cache_tokens`."""
     settings = Settings(api_keys=api_keys((), None, os.environ))
+    cpus, slots = int(options.get("cpus", 1)), options.get("cache_tokens")
 
     def server() -> ASGIApp:
         model = paceline.load(
-            options["model"], contexts=CONTEXTS, threads=int(options.get("cpus", 1))
+            options["model"],
+            contexts=CONTEXTS,
+            threads=cpus,
+            cache_tokens=None if slots is None else int(slots),
         )
         scheduler = model.open_scheduler(
             max_waiting=settings.max_waiting, max_running=settings.max_running
@@ -41,7 +45,7 @@ def build(options: dict[str, Any]) -> Application:
     @serve.deployment(
         num_replicas=int(options.get("replicas", 1)),
         max_ongoing_requests=settings.max_running + settings.max_waiting,
-        ray_actor_options={"num_cpus": int(options.get("cpus", 1))},
+        ray_actor_options={"num_cpus": cpus},
         max_replicas_per_node=1,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
     )
