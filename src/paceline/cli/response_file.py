@@ -8,10 +8,10 @@ until then they are in `FILE.part`, in order of completion.
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from paceline.errors import InvalidRequest
 from paceline.storage.files import writing
@@ -50,7 +50,7 @@ class ResponseFile:
         """
         self.path = path.with_name(f"{path.name}.part") if ordered else path
         self._final, self._ids = path, ids
-        self._responses: dict[str, dict[str, Any]] = {}
+        self._counts: dict[str, tuple[bool, int, int]] = {}  # the responses would fill the memory
         known = {*ids}
         for file in dict.fromkeys([path, self.path]):  # the final one must also be ours
             _check_end(file)
@@ -58,7 +58,7 @@ class ResponseFile:
                 if response.get("id") not in known:
                     raise InvalidRequest(f"{where} {_FOREIGN}")
                 if response["response"]["status_code"] < _FAILED:
-                    self._responses[response["id"]] = response
+                    self._counts[response["id"]] = _counts(response)
         self._stack = ExitStack()
 
     @property
@@ -66,10 +66,10 @@ class ResponseFile:
         return len(self._ids)
 
     def __len__(self) -> int:
-        return len(self._responses)
+        return len(self._counts)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._responses
+        return id in self._counts
 
     def __enter__(self) -> Self:
         if self._final.exists() and not self.path.exists():
@@ -84,39 +84,43 @@ class ResponseFile:
     def append(self, response: dict[str, Any]) -> None:
         """Write a response. Raises InvalidRequest if that fails."""
         self._append(response)
-        self._responses[response["id"]] = response
+        self._counts[response["id"]] = _counts(response)
 
     def finish(self) -> None:
         """Replace the file with all responses: in request order, or as they completed."""
-        ordered = self.path != self._final
-        ids = self._ids if ordered else [*self._responses]
         temporary = self._final.with_name(f".{self._final.name}.{os.getpid()}")
         with writing(self._final):
-            with temporary.open("wb") as file:
-                for id in ids:
-                    line = json.dumps(self._responses[id], ensure_ascii=False)
-                    file.write(f"{line}\n".encode())
+            with self.path.open("rb") as source, temporary.open("wb") as file:
+                places = {id: at for at, id in _places(source)}
+                for id in self._ids if self.path != self._final else places:
+                    source.seek(places[id])
+                    file.write(source.readline())
             temporary.replace(self._final)
-            if ordered:
+            if self.path != self._final:
                 self.path.unlink()
 
     def summary(self) -> dict[str, int]:
         """Return counts of all responses: requests, errors, tokens of prompts, cached ones."""
-        replies = [response["response"] for response in self._responses.values()]
-        counts = [_prompt_tokens(reply["body"]) for reply in replies]
-        return {
-            "requests": len(replies),
-            "failed": sum(reply["status_code"] >= _FAILED for reply in replies),
-            "prompt_tokens": sum(tokens for tokens, _ in counts),
-            "cached_tokens": sum(cached for _, cached in counts),
-        }
+        failed, prompt, cached = zip(*self._counts.values(), strict=True)
+        tokens = {"prompt_tokens": sum(prompt), "cached_tokens": sum(cached)}
+        return {"requests": len(failed), "failed": sum(failed), **tokens}
 
 
-def _prompt_tokens(body: dict[str, Any]) -> tuple[int, int]:
-    """Return a response's prompt tokens, and the number of cached ones."""
+def _places(file: IO[bytes]) -> Iterator[tuple[int, str]]:
+    """Yield the offset and the id of each response in a file of them."""
+    at = 0
+    for line in file:
+        if line.strip():
+            yield at, json.loads(line)["id"]
+        at += len(line)
+
+
+def _counts(response: dict[str, Any]) -> tuple[bool, int, int]:
+    """Return whether a response is an error, its prompt tokens, and the cached ones of them."""
+    failed, body = response["response"]["status_code"] >= _FAILED, response["response"]["body"]
     if "stats" in body:
-        return body["prompt_tokens"], body["stats"]["cached_tokens"]
+        return failed, body["prompt_tokens"], body["stats"]["cached_tokens"]
     usage = body.get("usage") or {}
     tokens = usage.get("prompt_tokens", usage.get("input_tokens", 0))
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-    return tokens, details.get("cached_tokens", 0)
+    return failed, tokens, details.get("cached_tokens", 0)
