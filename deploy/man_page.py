@@ -15,14 +15,19 @@ from paceline.cli.app import app
 from paceline.server.settings import KEY_VARIABLE
 
 PAGE = Path(__file__).with_name("paceline.1")
-_NAME = "paceline \\- run language models here, faster by exact speculation"
-_EXIT = (("0", "done"), ("1", "a check failed"), ("2", "a mistake of the user"), ("130", "Ctrl-C"))
+_NAME = "paceline \\- run language models locally, with exact speculative decoding"
+_EXIT = (
+    ("0", "done"),
+    ("1", "a check failed"),
+    ("2", "an invalid option, file or input"),
+    ("130", "Ctrl-C"),
+)
 _ENVIRONMENT = (
-    ("PACELINE_CACHE", "folder of models and measurements, instead of the user's cache folder"),
+    ("PACELINE_CACHE", "folder for models and measurements; default: the user's cache folder"),
     ("PACELINE_MODEL", "name of the model where none is given"),
-    ("PACELINE_KEEP", "1: generate and chat keep answers and typed messages, as with --keep"),
-    (KEY_VARIABLE, "key of a server, for serve and for what asks one"),
-    ("HF_TOKEN, HF_ENDPOINT, HF_HOME", "as the tools of Hugging Face read them"),
+    ("PACELINE_KEEP", "1: generate and chat save answers and typed messages, as with --keep"),
+    (KEY_VARIABLE, "API key for serve, and for commands that use a server"),
+    ("HF_TOKEN, HF_ENDPOINT, HF_HOME", "as in Hugging Face's tools"),
 )
 
 

@@ -173,16 +173,16 @@ class Options(TypedDict, total=False):
     temperature: Annotated[
         float,
         FloatRange(0, 100),
-        _sampling("0 takes the likeliest token each time; 0.7 varies", "-t --temperature"),
+        _sampling("sampling temperature; 0 always takes the most likely token", "-t --temperature"),
     ]
     top_k: Annotated[int, IntRange(0), _sampling("keep the k most likely tokens")]
     top_p: Annotated[
         float,
         FloatRange(0, 1, open=True),
-        _sampling("keep the fewest tokens with this much probability"),
+        _sampling("keep the most likely tokens up to this total probability"),
     ]
     min_p: Annotated[
-        float, FloatRange(0, 1), _sampling("keep tokens this likely relative to the best")
+        float, FloatRange(0, 1), _sampling("minimum probability, relative to the most likely token")
     ]
     repetition_penalty: Annotated[
         float,
@@ -205,13 +205,13 @@ class Options(TypedDict, total=False):
     generation_config: Annotated[
         Literal["auto", "none"],
         _LAYERS,
-        _sampling("none: ignore the sampling settings that the model comes with"),
+        _sampling("none: ignore the model's own sampling settings"),
     ]
     repetition_detection: Annotated[
         bool | Mapping[str, int] | None,
         _RULE,
         _answer(
-            "stop an answer that repeats itself", "--repetition-detection/--no-repetition-detection"
+            "stop an output that repeats itself", "--repetition-detection/--no-repetition-detection"
         ),
     ]
     """True for the rule of `paceline generate`, or a rule as in vLLM."""
@@ -229,7 +229,7 @@ class Options(TypedDict, total=False):
     grammar: Annotated[
         str | None,
         _NOT_EMPTY,
-        _answer("answer by this grammar, in llguidance's Lark or GBNF", metavar="FILE"),
+        _answer("answer in this grammar, in llguidance's Lark or GBNF", metavar="FILE"),
     ]
     """Its rule `start` in Lark, `root` in GBNF."""
     constraint: Annotated[
@@ -262,8 +262,8 @@ class Options(TypedDict, total=False):
         str,
         _TEXT,
         _drafting(
-            "what guesses the next tokens, for the model to verify: auto, none, or parts joined by "
-            "+; never changes the answer"
+            "drafter that proposes tokens for the model to verify: auto, none, or several joined "
+            "by +; never changes the output"
         ),
     ]
     """The parts are `ngram:min=2,max=4,length=15`, `suffix`, `suffix:earlier`, `table[:FOLDER]`,
@@ -271,7 +271,7 @@ class Options(TypedDict, total=False):
     policy: Annotated[
         str,
         _POLICY,
-        _drafting("how many tokens are drafted: auto, by measured costs; fixed, adaptive or kelly"),
+        _drafting("how many tokens to draft: auto (by measured costs), fixed, adaptive or kelly"),
     ]
     max_block: Annotated[
         int | None,
@@ -279,7 +279,11 @@ class Options(TypedDict, total=False):
         _drafting("maximum tokens that one forward pass verifies, 2 to 32"),
     ]
     probe: Annotated[
-        str | None, _TEXT, _drafting("count what another drafter would have done", "", "DRAFTER")
+        str | None,
+        _TEXT,
+        _drafting(
+            "also count the tokens that another drafter would have had accepted", "", "DRAFTER"
+        ),
     ]
     prediction: Annotated[
         Sequence[int] | None,
@@ -287,9 +291,7 @@ class Options(TypedDict, total=False):
         _python("tokens that the answer is expected to share"),
     ]
     """They are drafted first, unless `drafter` is `none` or has `prediction` in another place."""
-    system: Annotated[
-        str | None, _NOT_EMPTY, About("Options", "system message: how to answer", "-s --system")
-    ]
+    system: Annotated[str | None, _NOT_EMPTY, About("Options", "system message", "-s --system")]
     """Before a string, or before messages that have none."""
     raw: Annotated[bool, _FLAG, _python("no chat template")]
     logprobs: Annotated[

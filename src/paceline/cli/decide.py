@@ -25,7 +25,7 @@ def decide(
     *,
     question: Annotated[
         str | None,
-        Argument(parser=str, help="a statement that may be true, or a question with options"),
+        Argument(parser=str, help="a statement to judge, or a question with options"),
     ] = None,
     choice: Annotated[
         list[str], declare.several(metavar="OPTION", help="an option to choose; repeatable")
@@ -35,7 +35,8 @@ def decide(
         declare.several(metavar="LEVEL", help="a level of a score, lowest first; repeatable"),
     ],
     questions: Annotated[
-        Path | None, declare.file(help="more questions: a JSON list in the form of OpenAI's API")
+        Path | None,
+        declare.file(help="further questions: a JSON list in the format of OpenAI's API"),
     ] = None,
     file: Annotated[Path | None, declare.file(help="the text; default: standard input")] = None,
     model: ModelOptions,

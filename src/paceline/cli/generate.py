@@ -38,7 +38,7 @@ def generate(
     file: Annotated[
         Path | None, declare.file(help="a file to read after the prompt, or as the prompt")
     ] = None,
-    no_stdin: Annotated[bool, Option("--no-stdin", help="read no standard input")] = False,
+    no_stdin: Annotated[bool, Option("--no-stdin", help="do not read standard input")] = False,
     raw: Annotated[bool, declare.answer_option("raw")] = False,
     prediction: Annotated[
         Path | None, declare.file(help="text that the response is expected to repeat")

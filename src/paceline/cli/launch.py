@@ -127,7 +127,7 @@ def launch(
 ) -> int:
     """Run Claude Code, Codex or opencode with a local model.
 
-    If no server of yours serves the model, one is started, and ends with the agent.
+    This starts a server if none of yours serves the model; it ends with the agent.
     """
     from paceline.models import resolve
 

@@ -260,7 +260,10 @@ class ModelOptions:
     ] = 2
     cache_tokens: Annotated[
         int | None,
-        _model(parser=declare.COUNT, help="KV cache, in tokens; default: one context, for serve 4"),
+        _model(
+            parser=declare.COUNT,
+            help="size of the KV cache, in tokens; default: one full context, for serve four",
+        ),
     ] = None
     threads: Annotated[
         int | None,
@@ -271,10 +274,10 @@ class ModelOptions:
     ] = "auto"
     kv_cache_type: Annotated[
         Literal["q8_0"] | None,
-        _model(help="q8_0: keys and values in half the memory; default: f16"),
+        _model(help="type of keys and values; q8_0 halves their memory; default: f16"),
     ] = None
     compute_units: Annotated[
-        ComputeUnits | None, _model(help="for the engine coreml; default: cpu-and-ne")
+        ComputeUnits | None, _model(help="devices for Core ML; default: cpu-and-ne")
     ] = None
 
 
@@ -291,7 +294,7 @@ Served = Annotated[
 Suite = Annotated[
     Path | None,
     declare.file(
-        help="JSON lines, Spec-Bench's question.jsonl too; default: paceline's own prompts"
+        help="JSON lines, such as Spec-Bench's question.jsonl; default: paceline's own prompts"
     ),
 ]
 ResultFile = Annotated[Path | None, declare.file("--output", help="also write the result as JSON")]

@@ -33,7 +33,9 @@ def plan(
         bool,
         Option("--measure", help="run forward passes to measure, in addition to those of answers"),
     ] = False,
-    everything: Annotated[bool, Option("--all", help="also long contexts, and exactness")] = False,
+    everything: Annotated[
+        bool, Option("--all", help="also show long contexts and exactness")
+    ] = False,
     result: ResultFile = None,
     model: ModelOptions,
     output: Output,

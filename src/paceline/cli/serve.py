@@ -47,24 +47,30 @@ _OF_CHILDREN = (
 class ServerArguments:
     """Command-line options for `Settings`."""
 
-    host: Annotated[str, _access(help="address; one that others can reach needs --api-key")] = (
+    host: Annotated[str, _access(help="address to listen on; a public one needs --api-key")] = (
         "127.0.0.1"
     )
-    port: Annotated[int, _access(parser=IntRange(0, 2**16 - 1), help="0 takes a free one")] = 8000
+    port: Annotated[
+        int, _access(parser=IntRange(0, 2**16 - 1), help="port; 0 selects a free one")
+    ] = 8000
     api_key: Annotated[
         list[str] | None,
-        _access(help="a key that requests must send; may be repeated; default: $PACELINE_API_KEY"),
+        _access(
+            help="API key that requests must send; may be repeated; default: $PACELINE_API_KEY"
+        ),
     ] = None
     api_key_file: Annotated[
         Path | None,
-        _access(parser=Path, metavar="FILE", help="keys, one per line; # begins a comment"),
+        _access(
+            parser=Path, metavar="FILE", help="file of API keys, one per line; # begins a comment"
+        ),
     ] = None
     no_auth: Annotated[
         bool, _access("--no-auth", help="accept requests without a key, even on a public address")
     ] = False
     allow_host: Annotated[
         list[str] | None,
-        _access(metavar="HOST", help="a value that the Host header may have; may be repeated"),
+        _access(metavar="HOST", help="allowed value of the Host header; may be repeated"),
     ] = None
     origin: Annotated[
         list[str] | None,
@@ -77,9 +83,9 @@ class ServerArguments:
     alias: Annotated[
         list[str] | None, Option(help="another name of the model; may be repeated")
     ] = None
-    queue: Annotated[int, _load(parser=declare.COUNT, help="requests that may wait")] = 256
+    queue: Annotated[int, _load(parser=declare.COUNT, help="maximum waiting requests")] = 256
     max_concurrent: Annotated[
-        int, _load(parser=declare.COUNT, help="requests that run concurrently")
+        int, _load(parser=declare.COUNT, help="maximum concurrent requests")
     ] = 64
     connections: Annotated[
         int | None,
@@ -91,10 +97,10 @@ class ServerArguments:
     ] = None
     timeout: Annotated[
         float | None,
-        _load(parser=declare.TIMEOUT, help="maximum seconds of a request, waiting included"),
+        _load(parser=declare.TIMEOUT, help="maximum seconds per request, including the queue"),
     ] = None
     shutdown_timeout: Annotated[
-        float, _load(parser=declare.SECONDS, help="seconds that requests may still run at shutdown")
+        float, _load(parser=declare.SECONDS, help="seconds for running requests at shutdown")
     ] = 30.0
     prompt_cache: Annotated[
         float | None,
@@ -189,9 +195,7 @@ def serve(
     ] = None,
     keep_alive: Annotated[
         float | None,
-        _all(
-            parser=declare.TIMEOUT, metavar="SECONDS", help="unload a model that was idle this long"
-        ),
+        _all(parser=declare.TIMEOUT, metavar="SECONDS", help="unload a model after this idle time"),
     ] = None,
     until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
     model: ModelOptions,

@@ -17,7 +17,8 @@ def classify(
     *,
     model: Artifact,
     text: Annotated[
-        list[str] | None, Argument(parser=str, help="texts; - or none: read one from stdin")
+        list[str] | None,
+        Argument(parser=str, help="texts; omit them, or pass -, to read one from stdin"),
     ] = None,
     tokens: Annotated[
         bool, Option("--tokens", help="print the label of every token instead of entities")

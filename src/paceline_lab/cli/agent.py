@@ -44,7 +44,7 @@ def agent(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Replay an agent's session, whose answers are recorded.
+    """Replay a recorded agent session.
 
     Turns that do not fit the context are left out.
     """

@@ -25,7 +25,7 @@ def compare(
     ] = False,
     output: Output,
 ) -> int:
-    """Put two recorded results side by side."""
+    """Compare two recorded results."""
     from paceline_lab.bench.compare import bench_compare
 
     return print_report(bench_compare(before, after, measure=measure, force=force), output)

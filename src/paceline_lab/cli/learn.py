@@ -41,7 +41,7 @@ def learn(
     model: ModelArgument,
     hours: Annotated[float, Option(parser=FloatRange(0, 10_000, open=True), help="at most")] = 8.0,
     tokens: Annotated[
-        int | None, declare.count(help="tokens of answers to learn from, in place of a time")
+        int | None, declare.count(help="tokens to learn from, instead of a time")
     ] = None,
     prompts: Annotated[
         list[Path],
@@ -58,7 +58,7 @@ def learn(
     """Learn to draft for a model.
 
     The model writes prompts and answers them; a table is counted from the answers. `auto` takes it
-    if that makes other answers faster, and never changes one. The same command continues.
+    if that makes other answers faster, and never changes one. Run it again to continue.
     """
     from paceline.runtime.load import load
     from paceline.storage.files import locked

@@ -16,7 +16,7 @@ Limit = Annotated[
     int | None,
     declare.count(
         metavar="N",
-        help="only N prompts: the same number of each kind, spread evenly over the file",
+        help="use only N prompts: the same number of each kind, spread evenly over the file",
     ),
 ]
 TOKENS = 128
@@ -48,7 +48,7 @@ class ComparisonArguments:
         list[str],
         declare.several(
             "--policy",
-            help="auto, fixed, adaptive or kelly, or with rows: fixed:8; may be repeated",
+            help="auto, fixed, adaptive or kelly, or with a block size: fixed:8; may be repeated",
         ),
     ]
     blocks: Annotated[
@@ -56,7 +56,7 @@ class ComparisonArguments:
         declare.several(
             "--block",
             parser=RANGES["max_block"],
-            help="rows, for policies without them; may be repeated",
+            help="block size for policies without one; may be repeated",
         ),
     ]
 

@@ -30,12 +30,15 @@ def peers(
         list[str],
         declare.several(
             metavar="NAME",
-            help="llama-server, which is the default, or the base URL of a server; may be repeated",
+            help="llama-server (the default), or a server's base URL; may be repeated",
         ),
     ],
     llama_server: Annotated[
         str | None,
-        Option(metavar="PATH", help="llama.cpp's server, a peer then; default: that on PATH"),
+        Option(
+            metavar="PATH",
+            help="path of llama.cpp's server, which is then a peer; default: the one on PATH",
+        ),
     ] = None,
     access: Access,
     measurement: MeasurementArguments,

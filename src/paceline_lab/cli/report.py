@@ -21,10 +21,10 @@ def report(
     results: Annotated[
         list[Path], Argument(parser=Path, metavar="FILE", help="JSON of `bench ...`")
     ],
-    folder: Annotated[Path, declare.folder("--output", help="for the page and the pictures")],
+    folder: Annotated[Path, declare.folder("--output", help="folder for the page and the charts")],
     output: Output,
 ) -> int:
-    """Draw recorded results: charts, and a page with them."""
+    """Draw charts of recorded results, and a web page with them."""
     from paceline_lab.report.files import write_report
 
     paths = [str(path) for path in write_report(results, folder)]

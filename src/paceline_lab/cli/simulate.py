@@ -29,25 +29,28 @@ def simulate(
     texts: Annotated[
         list[Path],
         declare.several(
-            parser=Path, metavar="FILE", help="JSON lines with prompt and answer, or a result"
+            parser=Path,
+            metavar="FILE",
+            help="JSON lines with prompt and answer, or a recorded result",
         ),
     ],
     comparison: ComparisonArguments,
     cost: Annotated[
         str,
         Option(
-            help="costs of calls: here, zaya, phi-4-mini, m5-max, or milliseconds by rows such as "
-            "1=12,8=15.4"
+            help="forward-pass costs: here, zaya, phi-4-mini, m5-max, or milliseconds by rows "
+            "such as 1=12,8=15.4"
         ),
     ] = "here",
     carry: Annotated[
-        bool, Option("--carry", help="one process: a text learns from the texts before it")
+        bool,
+        Option("--carry", help="let each text learn from the texts before it, as in one process"),
     ] = False,
     result: ResultFile = None,
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Answer recorded texts again, without their model."""
+    """Simulate drafters on recorded texts, without the model."""
     from paceline.models import resolve
     from paceline.runtime.request import check
     from paceline_lab.bench.ab_test import PLAIN, contender_options, options_facts

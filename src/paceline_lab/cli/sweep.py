@@ -38,7 +38,7 @@ def sweep(
         declare.several(
             parser=declare.IntOrKeyword(1, "max", "max", "max"),
             metavar="TOKENS",
-            help="tokens of a text of code, or max; may be repeated; "
+            help="prompt length in tokens, or max; may be repeated; "
             "default: 100, 200, 372, 800, 1600, ... max",
         ),
     ],
@@ -47,7 +47,8 @@ def sweep(
         declare.several(
             parser=declare.IntOrKeyword(0, "max", "max", "max"),
             metavar="TOKENS",
-            help="tokens before the suite's questions instead, or max; may be repeated",
+            help="context depth instead: tokens before the suite's questions, or max; may be "
+            "repeated",
         ),
     ],
     comparison: ComparisonArguments,
@@ -55,7 +56,7 @@ def sweep(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Compare by prompt length, or by context depth, and more."""
+    """Compare drafters over prompt lengths or context depths."""
     from paceline_lab.bench.ab_test import contender_options, options_facts
     from paceline_lab.bench.journal import journal_path
     from paceline_lab.bench.prompts import chosen_prompts

@@ -76,9 +76,9 @@ def verify(
     result: ResultFile = None,
     output: Output,
 ) -> int:
-    """Check whether a server's texts change under load, or with speculation.
+    """Check whether a server's outputs change under load or with speculation.
 
-    The exit status is 1 if a text changed, a request failed, or a plain answer was drafted.
+    The exit status is 1 if an output changed, a request failed, or a plain answer was drafted.
     """
     from paceline.verify.suite import load_suite
 

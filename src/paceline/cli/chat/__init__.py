@@ -29,9 +29,9 @@ def chat(
     model: ModelOptions,
     output: Output,
 ) -> int:
-    """Chat at the terminal; /help there lists its commands.
+    """Chat in the terminal; /help lists the commands.
 
-    What is piped in is one message. Of earlier turns, at most the last answer is computed again.
+    Piped input is one message. Of earlier turns, at most the last answer is computed again.
     """
     from paceline.cli.chat.session import Session
 
