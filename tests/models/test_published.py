@@ -168,7 +168,7 @@ FAULTS: list[tuple[Callable[..., None], str]] = [
     (offline, f"cannot download {GGUF}"),
     (unknown, "no published drafter for"),
     (of_another, "it drafts for another model"),
-    (truncated, f"is truncated; fetch it again; `paceline rm {GGUF}:Q8_0` removes it"),
+    (truncated, f"is truncated; download it again; `paceline rm {GGUF}:Q8_0` removes it"),
     (of_another_kind, "does not contain a dflash drafter"),
 ]
 

@@ -94,7 +94,8 @@ class CallGrammar:
             function = json.dumps(function, ensure_ascii=False)[1:-1]
         elif not NAME.fullmatch(function):
             raise InvalidRequest(
-                f"the function name {function!r} cannot be written in this model's form of calls; "
+                f"the function name {function!r} cannot be written in this model's tool-call "
+                f"format; "
                 "expected letters, digits and _ . : / -"
             )
         head = self._written(form.before + function + form.after)

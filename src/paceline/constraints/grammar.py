@@ -102,7 +102,7 @@ class Grammars:
             _schema(what, schema)
             followed, parts = left_out(schema, never_followed)
             if parts:
-                raise InvalidRequest(f"{what} cannot be followed; leave out {parts[0]}")
+                raise InvalidRequest(f"{what} is not supported; remove {parts[0]}")
             if not followed.keys() & KEYWORDS:
                 followed |= _ANY
             try:
@@ -111,7 +111,7 @@ class Grammars:
                 _, parts = left_out(followed, self._is_refused)
                 if not parts:
                     raise
-                raise InvalidRequest(f"{error}; leave out {parts[0]}") from None
+                raise InvalidRequest(f"{error}; remove {parts[0]}") from None
 
     def regex(self, text: str) -> Constraint:
         """Constrain answers to full matches of a regular expression (Rust's, no look-around)."""

@@ -142,7 +142,7 @@ class GrammarConstraint:
         return allowed
 
     def _stuck(self, error: str) -> InvalidRequest:
-        return InvalidRequest(f"{self._what} cannot be followed any further: {reason(error)}")
+        return InvalidRequest(f"{self._what} cannot be followed further: {reason(error)}")
 
 
 def library() -> ModuleType:

@@ -56,7 +56,7 @@ class ValueGrammar:
         for key in mapping(self._root.get("properties")):
             if not self._is_writable(key):
                 raise InvalidRequest(
-                    f"the parameter {key!r} cannot be written in this model's form of calls; "
+                    f"the parameter {key!r} cannot be written in this model's tool-call format; "
                     "expected letters, digits and underscores"
                 )
         return [f"{self._name}: {self._arguments()}", *self._rules]

@@ -51,7 +51,7 @@ def check_no_pointer(path: Path, head: bytes) -> None:
 def json_lines(content: bytes, file: object) -> Iterator[tuple[str, dict[str, Any]]]:
     """Objects of JSON lines, each with its place (`line 3 of FILE`); empty lines are left out.
 
-    Raises InvalidRequest, which names the line, if one is no JSON object.
+    Raises InvalidRequest, which names the line, if one is not a JSON object.
     """
     for number, line in enumerate(unmarked(content, file).split(b"\n"), start=1):
         if not line.strip():

@@ -37,7 +37,11 @@ _NUMBER, _COUNT, _TENSORS = _SPLIT = ("split.no", "split.count", "split.tensors.
 _GIVE_FOLDER = "give the path of its model's folder"
 _OTHER_FORMATS = (
     ("XML", (b"<?xml",), "download a GGUF file of the model"),
-    ("a web page", (b"<",), "download the file itself (on the hub /resolve/, not /blob/)"),
+    (
+        "a web page",
+        (b"<",),
+        "download the file itself (on the Hugging Face Hub /resolve/, not /blob/)",
+    ),
     ("JSON", (b"{", b"["), _GIVE_FOLDER + ", or download the file again"),
     ("a ZIP archive", (b"pk\x03\x04",), "unpack it, or download a GGUF file"),
     ("a PyTorch checkpoint", (b"\x80\x02",), "download a GGUF file of the model"),
@@ -105,13 +109,13 @@ def read_gguf(path: Path) -> GgufFile:
             if (value := file.fields.get(field)) != expected:
                 raise ModelError(
                     f"{shard} is not part {number + 1} of {len(shards)} of its model, as its name "
-                    f"has it: its {field} is {short(value)}, expected {expected}; fetch it again"
+                    f"has it: its {field} is {short(value)}, expected {expected}; download it again"
                 )
     tensors = [tensor for file in files for tensor in file.tensors]
     if (count := files[0].fields.get(_TENSORS, len(tensors))) != len(tensors):
         raise ModelError(
             f"{shards[0]} and its other parts have {len(tensors)} tensors, expected "
-            f"{short(count)}: they are not of the same model; fetch them again"
+            f"{short(count)}: they belong to different models; download them again"
         )
     fields = {name: value for name, value in files[0].fields.items() if name not in _SPLIT}
     return GgufFile(fields, {name: files[0].raw[name] for name in fields}, tensors)
@@ -125,7 +129,7 @@ def _read(path: Path) -> GgufFile:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     except _FormatError as error:
         raise ModelError(
-            f"{path} is not a complete GGUF file (truncated?): {error}; fetch it again"
+            f"{path} is not a complete GGUF file (truncated?): {error}; download it again"
         ) from error
 
 

@@ -106,7 +106,7 @@ def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
     check_files(folder, files)
     if not is_checked(folder, files) and (faults := changed_contents(folder, files)):
         raise ModelError(
-            f"{list_faults(str(folder / MANIFEST), faults)}; make or copy {folder} anew"
+            f"{list_faults(str(folder / MANIFEST), faults)}; create or copy {folder} again"
         )
 
 

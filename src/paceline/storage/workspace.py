@@ -49,7 +49,7 @@ def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
         if error.errno in _NO_SPACE:
             raise ModelError(full_disk(parent, name, needed, CACHE_VARIABLE)) from error
         raise ModelError(
-            f"cannot make {name} in {parent}: {error.filename or parent}: "
+            f"cannot create {name} in {parent}: {error.filename or parent}: "
             f"{error.strerror or error}; choose another folder with ${CACHE_VARIABLE}"
         ) from error
 

@@ -353,7 +353,7 @@ def _written_arguments(form: ToolForm, text: str) -> str:
         return text
     arguments = json.loads(text)
     if not isinstance(arguments, dict):
-        raise ValueError(f"{text[:40]!r} is no JSON object")  # noqa: TRY004 - a wrong value
+        raise ValueError(f"{text[:40]!r} is not a JSON object")  # noqa: TRY004 - a wrong value
     write = written_tags if form.syntax is Syntax.TAGS else written_literals
     return write(form, arguments)
 
