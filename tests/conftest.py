@@ -40,7 +40,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def ctrl_c() -> None:
-    """Ctrl-C is a KeyboardInterrupt in every test: a command may have changed what it does."""
+    """Make Ctrl-C a KeyboardInterrupt in every test, as commands may change its handler."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files without a test that is asked for: importing them takes ten seconds."""
+    """Skip files without a requested test: importing them takes ten seconds."""
     is_asked_for = config.option.markexpr != MARKED or not collection_path.match("test_*.py")
     return None if is_asked_for or may_be_marked(collection_path) else True
 
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Make conversions to Core ML fast: they are most of what tests of it wait for."""
+    """Speed up conversions to Core ML, which take most of the time of its tests."""
     if "coremltools" in sys.modules:
         convert_fast()
     # Closing a model collects garbage: a third of a second with all that is imported by now.
@@ -93,7 +93,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def thinking_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with Qwen3's marks and switch."""
+    """The tiny model with Qwen3's reasoning tags and switch."""
     path = tmp_path_factory.mktemp("thinking") / "thinking.gguf"
     return write_thinking(path, TEMPLATES["qwen3"])
 
@@ -110,7 +110,7 @@ def tiny_files(tiny_gguf: Path, tiny_cache: Path) -> ModelFiles:
 
 @pytest.fixture(scope="session")
 def tiny_stored(tmp_path_factory: pytest.TempPathFactory, tiny_files: ModelFiles) -> ModelFiles:
-    """A prepared model whose folder has its weights, as that of the default model."""
+    """A prepared model with its weights in the folder, like the default model."""
     folder = tmp_path_factory.mktemp("stored") / "tiny"
     shutil.copytree(tiny_files.folder, folder)
     shutil.copy(tiny_files.path, folder / GGUF_WEIGHTS)
@@ -132,7 +132,7 @@ def core_ml(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def tiny_core_ml(core_ml: Callable[..., Path]) -> Path:
     """A Core ML model with two packages of layers and two of the head; treat it as read-only.
 
-    What it was made from is beside it, in `checkpoint`.
+    Its source is next to it, in `checkpoint`.
     """
     return core_ml(tiny_artifact, taps=(0, 2))
 
@@ -148,14 +148,14 @@ def tiny_model(tiny_files: ModelFiles) -> Model:
 
 @pytest.fixture
 def cache(tiny_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache folder of the tests, in which the tiny model is ready."""
+    """The cache folder of the tests, with the tiny model installed."""
     monkeypatch.setenv("PACELINE_CACHE", str(tiny_cache))
     return tiny_cache
 
 
 @pytest.fixture
 def model(tiny_model: Model, cache: Path) -> Iterator[Model]:
-    """The tiny model with nothing learnt; a test that leaves slots behind fails."""
+    """The tiny model without learned state; a test that leaks slots fails."""
     free = tiny_model.engine.free_slots
     model = Model(tiny_model.files, tiny_model.engine)
     yield model
@@ -167,7 +167,7 @@ def model(tiny_model: Model, cache: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="session")
 def real_model() -> Model:
-    """The default model, from the user's own cache: it is fetched at most once."""
+    """The default model, from the user's own cache: it is downloaded at most once."""
     files = resolve(DEFAULT_MODEL, cache_dir())
     settings = EngineSettings(cache_tokens=4096)
     return Model(files, open_engine("llamacpp", files.path, files.context_length, settings))

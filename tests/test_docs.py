@@ -32,7 +32,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert tests[0] in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
 
-def test_the_drafter_of_the_guide_is_a_drafter():
+def test_the_guides_drafter_implements_the_protocol():
     (code,) = [block for block in blocks(ROOT / "docs/guide.md", "python") if "class Echo" in block]
     names: dict[str, Any] = {}
     exec(code, names)
@@ -41,7 +41,7 @@ def test_the_drafter_of_the_guide_is_a_drafter():
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)])
-def test_the_loop_of_the_architecture_page_gives_the_tokens_of_plain_decoding(sampling: Sampling):
+def test_the_architecture_pages_loop_matches_plain_decoding(sampling: Sampling):
     (code,) = [
         block for block in blocks(ROOT / "docs/architecture.md", "python") if "def answer" in block
     ]
@@ -55,18 +55,18 @@ def test_the_loop_of_the_architecture_page_gives_the_tokens_of_plain_decoding(sa
     assert calls < single_calls == 60
 
 
-def test_the_reference_is_that_of_todays_source():
+def test_the_reference_matches_the_source():
     page = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
     assert script("reference", ROOT / "docs").page() == page, "run `python docs/reference.py`"
 
 
-def test_the_api_page_has_every_public_name():
+def test_the_api_page_lists_every_public_name():
     page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
     assert {*paceline.__all__} - {*re.findall(r"[a-z_]\w*", page, re.IGNORECASE)} == set()
     assert {*paceline.__all__} == {name for name in dir(paceline) if name[0] != "_"}, "for TAB"
 
 
-def test_the_picture_of_the_architecture_has_the_import_rules():
+def test_the_architecture_diagram_matches_the_import_rules():
     (picture,) = blocks(ROOT / "docs/architecture.md", "mermaid")
     drawn: dict[str, set[str]] = {}
     below: dict[str, set[str]] = {}
@@ -83,7 +83,7 @@ def test_the_picture_of_the_architecture_has_the_import_rules():
         assert ALLOWED[CORE][name] <= below.get(name, set())
 
 
-def test_links_lead_somewhere():
+def test_links_in_the_docs_resolve():
     links = [
         (page, link)
         for page in PAGES
@@ -104,7 +104,7 @@ def test_source_files_named_in_the_docs_exist():
     assert missing == []
 
 
-def test_names_that_python_in_the_docs_imports_exist():
+def test_names_imported_by_python_in_the_docs_exist():
     code = "\n".join(block for page in PAGES for block in blocks(page, "python"))
     results = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
     ours = [node for node in results if str(node.module).startswith("paceline")]
@@ -121,5 +121,5 @@ def test_tests_named_in_the_docs_exist():
     assert {name for name in named if f"def {name}" not in tests} == set()
 
 
-def test_the_changelog_knows_this_version():
+def test_the_changelog_has_this_version():
     assert f"## {paceline.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

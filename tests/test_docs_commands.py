@@ -1,4 +1,4 @@
-"""What the docs and scripts for other machines show: every command exists with its options.
+"""Commands in the docs and in scripts for other machines exist with their options.
 
 Python runs, with the default model, which is loaded once for all.
 """
@@ -35,7 +35,7 @@ def is_ours(words: list[str]) -> bool:
 
 
 @pytest.mark.parametrize(("page", "line", "words"), LINES)
-def test_a_line_of_the_docs_is_a_command_that_exists(page: str, line: str, words: list[str]):
+def test_commands_in_the_docs_exist(page: str, line: str, words: list[str]):
     if is_ours(words):
         parse(words[1:])
     else:
@@ -46,7 +46,7 @@ def test_a_line_of_the_docs_is_a_command_that_exists(page: str, line: str, words
     "line",
     re.findall(r"^[^#\n\"]*(?:\"[^\"]*\" )?(?:-m )?\bpaceline (.+)$", DEPLOY, re.M),
 )
-def test_a_step_of_a_script_is_a_command_that_exists(line: str):
+def test_commands_in_scripts_exist(line: str):
     command = re.sub(r'"\$@"|\$\{suite.*?\}| >.*', "", line)
     parse(shlex.split(re.sub(r"\$\w+", "1", command)))
 
@@ -55,7 +55,7 @@ SCRIPTS = [words for *_, words in LINES if words[0] == "python" and words[1] != 
 
 
 @pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)
-def test_a_script_of_the_docs_has_the_options_that_are_shown(words: list[str]):
+def test_scripts_in_the_docs_have_the_shown_options(words: list[str]):
     done = subprocess.run(
         [sys.executable, words[1], "--help"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -74,7 +74,7 @@ PLACES = (["generate", "hi"], ["serve"], ["serve", "--all"])
 
 
 @pytest.mark.parametrize("text", sorted(set(tables())))
-def test_what_a_table_says_is_ours_exists(text: str):
+def test_our_column_in_comparison_tables_exists(text: str):
     words = shlex.split(text)
     if words[0] == "paceline":
         parse(words[1:])
@@ -83,7 +83,7 @@ def test_what_a_table_says_is_ours_exists(text: str):
 
 
 def takes(command: list[str], words: list[str]) -> bool:
-    """Whether the command accepts these words, or the option with a value of its kind."""
+    """Return whether the command accepts these words, or the option with a value of its kind."""
     for more in ([], ["4"]):
         try:
             parse([*command, *words, *more])
@@ -118,7 +118,7 @@ def test_python_in_the_docs_runs(
     assert capsys.readouterr().out.strip(), f"{name} printed nothing"
 
 
-def test_the_recordings_are_of_the_commands_that_the_script_records():
+def test_recordings_match_the_commands_of_their_script():
     text = (ROOT / "docs/record.py").read_text(encoding="utf-8")
     page = (ROOT / "docs/recordings.md").read_text(encoding="utf-8")
     shown = [code.strip() for language, code in BLOCK.findall(page) if language == "sh"]
@@ -127,7 +127,7 @@ def test_the_recordings_are_of_the_commands_that_the_script_records():
     assert page.count("<pre>") >= len(shown)
 
 
-def test_the_rules_of_a_model_are_shown(tiny_gguf: Path, cache: Path):
+def test_the_row_rules_of_a_model_are_shown(tiny_gguf: Path, cache: Path):
     code = re.findall(r"python\" -c '(.*?)' ", (ROOT / "deploy/steps.sh").read_text("utf-8"), re.S)
     command = [sys.executable, "-c", *code, str(tiny_gguf), "llamacpp"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -135,7 +135,7 @@ def test_the_rules_of_a_model_are_shown(tiny_gguf: Path, cache: Path):
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
-def test_a_step_that_fails_is_noted_and_the_next_one_runs(tmp_path: Path):
+def test_a_failed_step_is_recorded_and_the_next_one_runs(tmp_path: Path):
     report = tmp_path / "report.txt"
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)

@@ -1,4 +1,4 @@
-"""The scripts in `examples/`: each runs, with the tiny model in place of the one that it names."""
+"""The scripts in `examples/`, with the tiny model in place of theirs."""
 
 import runpy
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_an_example_runs(
     assert all("closed" in repr(model) for model in models)
 
 
-def test_the_examples_are_ten_and_the_api_page_lists_them():
+def test_there_are_ten_examples_and_the_api_page_lists_them():
     page = (FOLDER.parent / "docs" / "api.md").read_text(encoding="utf-8")
     assert [script.name[:2] for script in EXAMPLES] == [f"{n:02}" for n in range(1, 11)]
     assert [script.name for script in EXAMPLES if f"`{script.name}`" not in page] == []

@@ -45,12 +45,12 @@ class Shell:
         self._process = process
 
     def run(self, line: str, status: int = 0) -> str:
-        """Run a command line to its end; what it showed."""
+        """Run a command line to its end and return its output."""
         self.start(line)
         return self.end(status)
 
     def start(self, line: str) -> None:
-        self._process.expect_exact("$ ")  # what is typed before the prompt is shown twice
+        self._process.expect_exact("$ ")  # text typed before the prompt is shown twice
         self._process.sendline(f'{line}; echo "<$?>"')
         self._process.expect_exact('"<$?>"')
 
@@ -76,7 +76,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell in an empty home folder, which knows `paceline` and nothing of these tests."""
+    """A shell in an empty home folder, with `paceline` and without settings of these tests."""
     environment = {
         "HOME": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -107,7 +107,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
             end_session(process)
 
 
-def test_a_first_hour(shell: Shell, tmp_path: Path):
+def test_the_first_hour_of_a_new_user_works(shell: Shell, tmp_path: Path):
     help_and_mistakes(shell)
     first_answers(shell)
     pipes(shell, tmp_path)
@@ -154,7 +154,7 @@ def pipes(shell: Shell, folder: Path) -> None:
 
 
 def chat(shell: Shell, folder: Path) -> None:
-    """A paste, lines between quotes, mistakes, commands, and Ctrl-C; and what they leave."""
+    """Try a paste, lines between quotes, mistakes, commands, and Ctrl-C, and their effects."""
     shell.start("paceline chat -t 0 -n 30")
     shell.wait_for("/help has the rest")
     shell.press("\r")
@@ -168,7 +168,7 @@ def chat(shell: Shell, folder: Path) -> None:
     shell.wait_for("/save")
     shell.press("/set max-tokens 2000\r")
     shell.press("Tell a long story that begins with: the dragon\r")
-    for _ in range(3):  # the first is what was typed
+    for _ in range(3):  # the first is the typed one
         shell.wait_for("dragon")
     shell.press(CTRL_C)
     shell.press("not this")
@@ -191,7 +191,7 @@ def chat(shell: Shell, folder: Path) -> None:
 
 
 def server(shell: Shell) -> str:
-    """Its URL. It runs in the background, and another command of this shell uses it."""
+    """Start it in the background, use it from another command of this shell, return its URL."""
     port = free_port()
     shell.run(f"{{ paceline serve --port {port} 2> serve.log & }}")
     shell.run("until grep 'a page to chat' serve.log; do sleep 0.1; done")
@@ -220,7 +220,7 @@ def scripts(shell: Shell) -> None:
 
 
 def models(shell: Shell, folder: Path) -> None:
-    """What is here, what it takes, and how to be rid of it."""
+    """List installed models and their size, and remove them."""
     assert "smollm2-135m (default)" in shell.run("paceline models")
     assert [*installed(shell)] == ["smollm2-135m"]
     shell.run("paceline rm smollm2-135m")

@@ -1,4 +1,4 @@
-"""What errors advise works where paceline was installed from, and where the user is."""
+"""Advice in errors works for the user's installation and interface."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ SOURCE = Path(paceline.__file__).parents[1]
         ),
     ],
 )
-def test_an_extra_is_installed_from_where_paceline_was(
+def test_extras_install_from_the_same_source_as_paceline(
     origin: Any, command: str, monkeypatch: pytest.MonkeyPatch
 ):
     class Distribution:
@@ -44,7 +44,7 @@ def test_an_extra_is_installed_from_where_paceline_was(
 
 
 def strings() -> list[str]:
-    """The strings of the source that are no docstrings."""
+    """Return the strings of the source except docstrings."""
     found = []
     for path in SOURCE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -59,12 +59,12 @@ def strings() -> list[str]:
     return found
 
 
-def test_no_message_names_a_file_of_the_docs_which_wheels_lack():
+def test_no_message_names_a_docs_file_missing_from_wheels():
     assert [text for text in strings() if re.search(r"docs/[\w/-]+\.md", text)] == []
     assert [text for text in strings() if "paceline[" in text] == ["pip install 'paceline["]
 
 
-def test_a_chat_advises_what_it_has(model: Model):
+def test_chat_hints_name_chat_commands_instead_of_options(model: Model):
     result = model.generate("Hello", max_tokens=4, ignore_eos=True)
     for reason, option in (("length", "max_tokens -1"), ("repetition", "repetition_detection off")):
         settings = {**result.settings}

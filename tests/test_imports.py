@@ -135,7 +135,7 @@ LIGHT = {"numpy"}
 # Third-party packages that every module of a subpackage may import at the top of the file.
 PACKAGES_OF = {"cli": {"typer"}}
 
-# Run by path in a process of its own: what it imports is for that process, and none of it is ours.
+# Run by path in a separate process: its imports are for that process, and none of them is ours.
 SCRIPTS = {
     "paceline.constraints.matcher_worker",
     "paceline.models.templates.worker",
@@ -158,7 +158,7 @@ def imports(tree: ast.AST, module: str, *, executed: bool = True) -> Iterator[Im
                 names = [alias.name for alias in node.names]
                 yield from (Import(name, node.lineno, executed) for name in names)
             case ast.ImportFrom():
-                # `module` names a file; one level up is what stands beside it.
+                # `module` names a file; one level up are its siblings.
                 above = ".".join(module.split(".")[: -node.level]) if node.level else ""
                 base = ".".join(filter(None, [above, node.module]))
                 for alias in node.names:
@@ -245,7 +245,7 @@ SOURCES = {
 }
 """Module -> its source."""
 IMPORTS = {module: imports_of(module, source) for module, source in SOURCES.items()}
-"""Module -> what it imports."""
+"""Module -> its imports."""
 
 
 def test_a_module_imports_only_allowed_subpackages():
@@ -253,7 +253,7 @@ def test_a_module_imports_only_allowed_subpackages():
     assert lines == [], "\n".join(lines)
 
 
-def test_the_rules_list_every_subpackage_and_import():
+def test_the_import_rules_list_every_subpackage_and_import():
     found: dict[str, dict[str, set[str]]] = {name: {} for name in ALLOWED}
     for module, imported_names in IMPORTS.items():
         names = [one.name for one in imported_names]
@@ -288,11 +288,11 @@ def cycle(names: Mapping[str, Iterable[Import]]) -> list[str]:
     return []
 
 
-def test_imports_have_no_cycles_typing_included():
+def test_imports_including_typing_have_no_cycles():
     assert cycle(IMPORTS) == []
 
 
-def test_the_service_imports_nothing_of_the_apis():
+def test_the_service_imports_no_api_module():
     edges = graph(IMPORTS)
     below, new = set[str](), {"paceline.server.service"}
     while new:
@@ -326,7 +326,7 @@ WRONG = [
 ]
 
 
-def test_each_wrong_import_is_found():
+def test_each_forbidden_import_is_detected():
     assert [pair for pair in WRONG if len(faults(pair[0], imports_of(*pair))) != 1] == []
     sources = {
         "paceline.a": "from paceline.b import B",

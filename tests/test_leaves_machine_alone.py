@@ -1,7 +1,7 @@
-"""Commands call no machine but for a model, and write in the cache folder alone.
+"""Commands use the network only for models, and write only to the cache folder.
 
-Each runs as a user starts it: with an empty home, and without the variables by which libraries
-report nothing.
+Each runs as a user starts it: with an empty home, and without the variables that stop libraries
+from reporting.
 """
 
 import getpass
@@ -48,7 +48,7 @@ sys.addaudithook(watch)
 _THIS_MACHINE = (None, "", "localhost", "127.0.0.1", "::1")
 
 _SWITCHES = (*("CI", "TF_BUILD", "JENKINS_URL"), *("DO_NOT_TRACK", "DISABLE_TELEMETRY"))
-"""Variables with which libraries report nothing; a user's machine has none of them."""
+"""Variables that stop libraries from reporting; a user's machine has none of them."""
 
 _USER = ("HF_", "MPL", "PACELINE_", "TORCH", "XDG_")
 """Beginnings of variables that name a user's folders and habits."""
@@ -82,7 +82,7 @@ class Home:
         monkeypatch.chdir(self._current)
 
     def run(self, *words: object, stdin: str = "") -> str:
-        """Run a command of paceline to its end, without an error; returns what it printed."""
+        """Run a command of paceline to its end, without an error, and return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "paceline", *map(str, words)],
             input=stdin,
@@ -180,9 +180,7 @@ def complete(url: str) -> None:
         assert json.load(reply)["choices"]
 
 
-def test_pull_and_a_server_of_several_models_call_the_hub_for_the_files_of_the_model_alone(
-    home: Home, hub: FakeHub, tiny_gguf: Path
-):
+def test_pull_and_the_router_only_request_model_files(home: Home, hub: FakeHub, tiny_gguf: Path):
     hub.repositories[NAME] = FakeRepository({"tiny-F16.gguf": tiny_gguf.read_bytes()})
     home.run("pull", f"{NAME}:f16")
     assert hub.downloads()
@@ -193,7 +191,7 @@ def test_pull_and_a_server_of_several_models_call_the_hub_for_the_files_of_the_m
 
 
 @pytest.mark.slow
-def test_learn_verify_and_a_report_with_charts_leave_the_machine_alone(
+def test_learn_verify_and_charts_leave_the_machine_alone(
     home: Home, tiny_gguf: Path, suite_file: Path, tmp_path: Path
 ):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hello"}\n{"prompt": "zebra"}\n')
@@ -218,7 +216,7 @@ def test_conversion_to_core_ml_leaves_the_machine_alone(home: Home, tiny_gguf: P
 
 @pytest.mark.mlx
 @pytest.mark.slow
-def test_a_model_in_mlx_leaves_the_machine_alone(home: Home, tmp_path: Path):
+def test_an_mlx_model_leaves_the_machine_alone(home: Home, tmp_path: Path):
     mlx.needs()
     folder = tmp_path / "checkpoint"
     mlx.checkpoint(folder, "llama")

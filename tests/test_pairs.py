@@ -1,11 +1,11 @@
-"""The rows of values that stand for all of their combinations."""
+"""All-pairs coverage: rows of values in place of all combinations."""
 
 from itertools import combinations, product
 
 from support.pairs import pairs
 
 
-def test_any_two_values_of_different_axes_meet_in_a_row_of_pairs():
+def test_any_two_values_of_different_parameters_share_a_row():
     axes = ["abcde", range(4), "xyz", (True, False)]
     rows = pairs(*axes)
     for (i, one), (j, other) in combinations(enumerate(axes), 2):

@@ -1,4 +1,4 @@
-"""Other packages add engines and commands; a broken one is one line, and only where it is named."""
+"""Plugins add engines and commands; a broken one is a one-line error, and only if it is used."""
 
 import json
 import subprocess
@@ -55,7 +55,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def test_a_package_adds_commands_to_paceline_and_to_bench(
+def test_a_plugin_adds_commands_to_paceline_and_to_bench(
     install: Install, capsys: pytest.CaptureFixture[str]
 ):
     install(commands=dict.fromkeys(("dance", "bench.dance"), "acme:app"))
@@ -65,7 +65,7 @@ def test_a_package_adds_commands_to_paceline_and_to_bench(
     assert {("dance",), ("bench", "dance")} <= {name for name, _ in commands()}
 
 
-def test_a_package_adds_an_engine_for_gguf_files(
+def test_a_plugin_adds_an_engine_for_gguf_files(
     install: Install, tiny_gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     install(engines={"acme": "acme:open_engine"})
@@ -77,7 +77,7 @@ def test_a_package_adds_an_engine_for_gguf_files(
 
 
 @pytest.mark.parametrize("target", ["acme:app", "acme:missing", "nowhere:app", "acme:NUMBER"])
-def test_a_broken_command_is_one_line_and_only_if_it_is_named(
+def test_a_broken_plugin_command_is_a_one_line_error_only_if_used(
     target: str, install: Install, capsys: pytest.CaptureFixture[str]
 ):
     source = "NUMBER = 1" if target == "acme:NUMBER" else "raise RuntimeError('a\\nb')"
@@ -94,14 +94,14 @@ def test_a_broken_command_is_one_line_and_only_if_it_is_named(
         assert target in lines[0] or "Typer" in lines[0]
 
 
-def test_a_broken_engine_is_an_error_of_ours(install: Install, tiny_gguf: Path):
+def test_a_broken_plugin_engine_is_a_paceline_error(install: Install, tiny_gguf: Path):
     install("", engines={"acme": "acme:open_engine", "llamacpp": "acme:open_engine"})
     with pytest.raises(plugins.PluginError):
         open_engine("acme", tiny_gguf, 64, EngineSettings())
     assert open_engine("llamacpp", tiny_gguf, 64, EngineSettings()).name == "llamacpp"
 
 
-def test_an_engine_of_paceline_opens_without_reading_entry_points(tiny_gguf: Path):
+def test_a_built_in_engine_opens_without_reading_entry_points(tiny_gguf: Path):
     script = """
 import sys
 from pathlib import Path
@@ -114,7 +114,7 @@ open_engine("llamacpp", Path(sys.argv[1]), 64, EngineSettings())
     subprocess.run([sys.executable, "-c", script, str(tiny_gguf)], check=True)
 
 
-def test_this_distribution_names_what_its_houses_add():
+def test_this_distribution_declares_the_entry_points_of_its_packages():
     assert {"coreml", "mlx"} <= {*plugins.names(plugins.ENGINES)}
     added: list[Any] = [plugins.load(plugins.COMMANDS, n) for n in plugins.names(plugins.COMMANDS)]
     assert all(added)

@@ -144,7 +144,7 @@ def names(path: Path) -> Iterator[tuple[int, str, bool]]:
             yield node.lineno, node.id, False
 
 
-def test_names_say_what_they_are():
+def test_names_in_the_source_follow_the_conventions():
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}; use {better}"
         for path in sorted((ROOT / "src").rglob("*.py"))
@@ -155,7 +155,7 @@ def test_names_say_what_they_are():
     assert found == [], "\n".join(found)
 
 
-def test_prose_has_no_more_phrases_that_read_as_translated():
+def test_the_number_of_translated_phrases_does_not_grow():
     found = [*hits(*(ROOT / place for place in PLACES))]
     assert len(found) <= MAX_PLACES, Counter(name for _, _, name, _ in found)
 
@@ -170,7 +170,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
-def test_a_page_of_the_docs_begins_with_a_command_and_has_short_sentences(page: Path):
+def test_a_docs_page_starts_with_a_command_and_has_short_sentences(page: Path):
     text = page.read_text(encoding="utf-8")
     assert re.match(r"# .+\n\n(```|`python|## )", text)
     assert [one for one in sentences(text) if len(one.split()) > MAX_SENTENCE] == []

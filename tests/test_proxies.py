@@ -1,4 +1,4 @@
-"""Loopback addresses are reached without a proxy; other servers as the environment says."""
+"""Loopback addresses are reached without a proxy, other servers as the environment defines."""
 
 import threading
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-def test_no_request_to_this_machine_and_no_key_goes_to_a_proxy(
+def test_neither_local_requests_nor_keys_go_through_a_proxy(
     proxied: list[str], model: Model, monkeypatch: pytest.MonkeyPatch, cache: Path
 ):
     monkeypatch.setenv("PACELINE_API_KEY", "secret")
@@ -79,7 +79,7 @@ def test_no_request_to_this_machine_and_no_key_goes_to_a_proxy(
     assert proxied == []
 
 
-def test_another_machine_is_reached_through_the_proxy_unless_no_proxy_names_it(
+def test_other_machines_are_reached_through_the_proxy_unless_excluded(
     proxied: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_API_KEY", "secret")
@@ -92,7 +92,7 @@ def test_another_machine_is_reached_through_the_proxy_unless_no_proxy_names_it(
     assert len(proxied) == 1
 
 
-def test_a_hub_on_this_machine_is_asked_without_the_proxy(
+def test_a_hub_on_this_machine_is_reached_without_the_proxy(
     proxied: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     for name in ("NO_PROXY", "no_proxy"):
@@ -105,7 +105,7 @@ def test_a_hub_on_this_machine_is_asked_without_the_proxy(
 
 
 @pytest.mark.parametrize("proxy", ["socks5://user:secret@127.0.0.1:1", "socks://h:1", "foo://h:1"])
-def test_a_proxy_that_cannot_be_used_is_named_and_no_obstacle_to_this_machine(
+def test_an_unusable_proxy_is_reported_and_does_not_block_local_requests(
     proxy: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     unset(monkeypatch)
@@ -118,7 +118,7 @@ def test_a_proxy_that_cannot_be_used_is_named_and_no_obstacle_to_this_machine(
     Router(list, Pool(None, Limits(models=1)), Settings(), "m")  # type: ignore[arg-type]
 
 
-def test_a_proxy_that_the_hubs_library_cannot_use_is_named():
+def test_a_proxy_unsupported_by_the_hub_client_is_reported():
     error = ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
     with (
         raises(ModelError, "owner/name", "SOCKS proxy", "correct or unset"),

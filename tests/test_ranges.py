@@ -1,4 +1,4 @@
-"""Every option's range at its edges, from the library, the command line and the server alike."""
+"""The edges of every option's range, in the library, the command line and the server."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -161,7 +161,7 @@ def test_an_invalid_value_is_rejected_by_name():
     assert faults == []
 
 
-def test_a_number_that_no_float_can_be_is_rejected_by_the_server(interfaces: dict[str, Ask]):
+def test_the_server_rejects_a_number_beyond_float_range(interfaces: dict[str, Ask]):
     said = {name: interfaces["server"](name, 10**400) for name in REALS}
     assert [name for name, error in said.items() if name not in error] == []
 
@@ -170,7 +170,7 @@ OF_HTTP = {"stop", "logit_bias", "repetition_detection", "max_tokens", "logprobs
 """Options that JSON or OpenAI's API write otherwise."""
 
 
-def test_a_field_of_a_request_over_http_has_the_type_of_its_option():
+def test_an_http_field_has_the_type_of_its_option():
     shared = {
         (name, field.annotation)
         for kind in (ChatBody, CompletionBody, Speculation)
@@ -183,7 +183,7 @@ def test_a_field_of_a_request_over_http_has_the_type_of_its_option():
         assert annotation in (option, option | None), name
 
 
-def test_an_option_is_added_as_contributing_says(monkeypatch: pytest.MonkeyPatch):
+def test_an_option_can_be_added_as_contributing_describes(monkeypatch: pytest.MonkeyPatch):
     declared = Option(int, IntRange(1, 7), About("Answer", "how lucky it is"))
     monkeypatch.setitem(OPTIONS, "luck", declared)  # type: ignore[misc]
 

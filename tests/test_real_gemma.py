@@ -1,4 +1,4 @@
-"""Gemma 3 270M as it is published: what no random tiny model shows.
+"""Gemma 3 270M as published, for behavior that random tiny models do not show.
 
 It is compared with llama.cpp, whose best tokens are in tests/data/gemma3_270m.json. Five of six
 layers have a window of 512 tokens.
@@ -77,7 +77,7 @@ def plain(gemma: Model) -> Any:
     return plain
 
 
-def test_it_continues_what_it_was_trained_on(plain: Any, gemma: Model):
+def test_the_model_continues_text_from_its_training(plain: Any, gemma: Model):
     expected = {
         "The chemical symbol for gold is": " Au",
         "Water is made of hydrogen and": " oxygen",
@@ -103,7 +103,7 @@ class Case(NamedTuple):
     sampling: Options
 
 
-def test_twenty_answers_together_equal_plain_decoding_with_every_drafter(plain: Any, gemma: Model):
+def test_twenty_batched_responses_match_plain_decoding_with_every_drafter(plain: Any, gemma: Model):
     cases = [
         Case(prompt, drafter, SAMPLINGS[prompt])
         for prompt, drafter in zip(PROMPTS, cycle(DRAFTERS), strict=False)
@@ -113,7 +113,7 @@ def test_twenty_answers_together_equal_plain_decoding_with_every_drafter(plain: 
     check(cases, plain, gemma)
 
 
-def test_answers_past_the_window_equal_plain_decoding(plain: Any, gemma: Model):
+def test_responses_past_the_window_match_plain_decoding(plain: Any, gemma: Model):
     cases = [
         Case(LONG[: LENGTHS[0]], "suffix", GREEDY),
         Case(LONG[: LENGTHS[1]], "ngram:min=1", SAMPLED),
@@ -142,8 +142,8 @@ def drafted_by(drafter: str, sampling: Options) -> Options:
     return {**{"raw": True, "max_tokens": TOKENS, "drafter": drafter, "policy": policy}, **sampling}
 
 
-def test_rows_past_the_window_do_not_depend_on_how_they_are_computed(gemma: Model):
-    end_scheduler(gemma)  # it would let the engine rest meanwhile
+def test_rows_past_the_window_do_not_depend_on_their_computation(gemma: Model):
+    end_scheduler(gemma)  # else the engine would release contexts during the test
     depth = Depth(16, (1, 2, 16), (31, -1), after=16)
     # In ik_llama.cpp position 300 differed where one row had logits, and past 768 positions all
     # that see keys from before and after a multiple of 256.
@@ -156,7 +156,7 @@ def test_rows_past_the_window_do_not_depend_on_how_they_are_computed(gemma: Mode
 
 
 @pytest.mark.parametrize("text", RECORDED["texts"], ids=lambda text: text["text"][:20])
-def test_best_tokens_are_those_of_llama_cpp_where_it_is_sure(text: dict[str, Any], gemma: Model):
+def test_the_best_tokens_match_llama_cpp_unless_nearly_tied(text: dict[str, Any], gemma: Model):
     end_scheduler(gemma)
     sequence = gemma.engine.open()
     best = read(gemma, sequence, text["tokens"])
@@ -168,7 +168,7 @@ def test_best_tokens_are_those_of_llama_cpp_where_it_is_sure(text: dict[str, Any
 
 
 @pytest.mark.parametrize("text", RECORDED["texts"], ids=lambda text: text["text"][:20])
-def test_prompts_have_the_tokens_of_llama_cpp(text: dict[str, Any], gemma: Model):
+def test_prompts_tokenize_like_llama_cpp(text: dict[str, Any], gemma: Model):
     assert gemma.tokens(text["text"], raw=True) == text["tokens"][: text["prompt"]]
 
 
@@ -176,7 +176,7 @@ def read(model: Model, sequence: KVSequence, tokens: Sequence[int]) -> list[int]
     """The best token after each of a prompt's."""
     best: list[int] = []
     engine = model.engine
-    # In one call the engine llamacpp has logits of so many rows.
+    # The engine llamacpp returns at most this number of rows per call.
     most = engine.rules.decode.max_rows if isinstance(engine, LlamaCppEngine) else 64
     for begin in range(0, len(tokens), most):
         chunk = tokens[begin : begin + most]

@@ -1,4 +1,4 @@
-"""The promise with a model that means something: all else is tested on the tiny one."""
+"""Exactness with a real model; everything else is tested on the tiny one."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def plain(real_model: Model) -> Any:
 @pytest.mark.pairs
 @pytest.mark.parametrize("drafter", ["auto", "suffix", "ngram"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, OWN], ids=["greedy", "sampled", "own"])
-def test_tokens_equal_plain_decoding_with_every_drafter(
+def test_tokens_match_plain_decoding_with_every_drafter(
     drafter: str, sampling: Options, plain: Any, real_model: Model
 ):
     accepted = 0
@@ -79,20 +79,20 @@ def test_tokens_equal_plain_decoding_with_every_drafter(
 
 
 @pytest.mark.slow
-def test_rows_do_not_depend_on_how_they_are_computed(
+def test_rows_do_not_depend_on_their_computation(
     real_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(checks, "CONTEXTS", (64,))  # longer ones take long here
     monkeypatch.setattr(checks, "DEPTH", checks.DEPTH._replace(chunks=(3, 16, 31)))
     monkeypatch.setattr(checks, "THRESHOLDS", (512,))
     verdict = Verdict()
-    end_scheduler(real_model)  # it would let the engine rest meanwhile
+    end_scheduler(real_model)  # else the engine would release contexts during the test
     run_checks(row_checks(real_model.engine, verdict))
     assert verdict.rows.rows > 300
     assert verdict.rows.differing == 0
 
 
-def test_four_together_in_one_call_have_the_tokens_of_each_alone(plain: Any, real_model: Model):
+def test_four_batched_requests_match_each_alone(plain: Any, real_model: Model):
     ways = [(PROMPTS[0], GREEDY), (PROMPTS[1], SAMPLED), (PROMPTS[2], OWN), (PROMPTS[0], OWN)]
     options: Options = {"max_tokens": TOKENS, "drafter": "suffix", "policy": "fixed"}
     asked = [real_model._batch_request(prompt, {**options, **one}) for prompt, one in ways]
@@ -100,14 +100,14 @@ def test_four_together_in_one_call_have_the_tokens_of_each_alone(plain: Any, rea
     assert results == [plain(prompt, sampling) for prompt, sampling in ways]
 
 
-def test_it_answers_a_question(real_model: Model):
+def test_the_model_answers_a_question(real_model: Model):
     # Beyond rounding: a model that was converted wrongly does not know this.
     question = "Which city is the capital of France? Answer with one word."
     assert "Paris" in real_model.generate(question, max_tokens=TOKENS, **GREEDY).text
 
 
 @pytest.mark.slow
-def test_the_first_command_of_the_readme_ends_by_itself_and_is_no_loop(real_model: Model):
+def test_the_readmes_first_command_ends_naturally_without_a_loop(real_model: Model):
     if real_model.engine.name != "llamacpp":
         pytest.skip("the command runs the default engine, whose answer is another one")
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")

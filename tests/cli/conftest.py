@@ -18,7 +18,7 @@ LONG = {**SIZES, "context": 200_000}  # answers that last until they are stopped
 
 @pytest.fixture
 def environment(cache: Path, tiny_model: Any, tmp_path: Path) -> dict[str, str]:
-    """The tests' cache, no hub and no package index."""
+    """Environment with the tests' cache and without a hub or a package index."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"), "PIP_NO_INDEX": "1"}
     return {**os.environ, **offline, "PIP_FIND_LINKS": ""}
 
@@ -42,7 +42,7 @@ def run(environment: dict[str, str]) -> Run:
 
 @pytest.fixture
 def refused(run: Run) -> Callable[..., str]:
-    """Runs a command that must be refused: exit 2, and one line that says why."""
+    """Run a command that must fail with exit code 2, and return its one-line error."""
 
     def refused(*arguments: object, code: int = 2, **options: Any) -> str:
         found = run(*arguments, **options)
@@ -61,7 +61,7 @@ def refused(run: Run) -> Callable[..., str]:
 def mistake(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """Runs a command in this process, which is much faster: exit 2, and one line that says why."""
+    """Run a command that must fail in this process, which is much faster than `refused`."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

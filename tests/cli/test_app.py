@@ -23,7 +23,7 @@ from support.words import commands, parse
 COMMANDS = sorted({words[0] for words, _ in commands()})
 
 
-def test_help_and_version_are_no_errors(run: Run):
+def test_help_and_version_exit_with_0(run: Run):
     assert run("--version").stdout.startswith("paceline ")
     help_ = run("--help").stdout
     assert all(command in help_ for command in COMMANDS)
@@ -36,7 +36,7 @@ def own_commands() -> list[Any]:
 
 
 @pytest.mark.parametrize("command", own_commands())
-def test_every_help_has_two_examples_that_are_commands(command: Any):
+def test_every_help_has_two_valid_example_commands(command: Any):
     examples = getattr(command, "examples", ())
     assert len(examples) > 1 or command.callback.__module__.startswith("paceline_coreml.")
     for example in examples:
@@ -45,7 +45,7 @@ def test_every_help_has_two_examples_that_are_commands(command: Any):
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve"])
-def test_help_is_one_screen_and_help_all_has_every_option(
+def test_help_fits_one_screen_and_help_all_lists_every_option(
     command: str, capsys: pytest.CaptureFixture[str]
 ):
     assert main([command, "-h"]) == 0
@@ -73,11 +73,11 @@ def test_help_is_one_screen_and_help_all_has_every_option(
         ("", ""),
     ],
 )
-def test_names_of_other_programs_are_understood(words: str, meant: str):
+def test_option_names_of_other_programs_are_recognized(words: str, meant: str):
     assert translated(words.split()) == meant.split()
 
 
-def test_the_default_model_is_that_of_the_variable_or_of_the_settings(
+def test_the_default_model_comes_from_the_environment_or_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.delenv("PACELINE_MODEL", raising=False)
@@ -95,7 +95,7 @@ def test_the_default_model_is_that_of_the_variable_or_of_the_settings(
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_trial_model_is_announced_once_with_a_better_one(
+def test_the_demo_model_is_announced_once_with_a_better_alternative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
@@ -151,7 +151,7 @@ def test_a_shell_completes_commands_and_options():
     assert completed("generate --compute-units cpu-o") == ["cpu-only"]
 
 
-def test_an_option_may_come_with_an_equals_sign_or_again():
+def test_an_option_accepts_an_equals_sign_and_may_be_repeated():
     assert parse(["generate", "x", "--top-k=3"])["top_k"] == 3
     found = parse(["bench", "run", "--drafter", "a", "--drafter=b", "--json"])
     assert (found["drafter"], found["json"]) == (["a", "b"], True)
@@ -166,7 +166,7 @@ def test_an_option_may_come_with_an_equals_sign_or_again():
         ("generate x --think --json --no-think --json", {"think": False, "json": True}),
     ],
 )
-def test_an_option_that_is_given_twice_has_the_last_value(words: str, values: dict[str, Any]):
+def test_the_last_value_of_a_repeated_option_wins(words: str, values: dict[str, Any]):
     found = parse(words.split())
     assert {name: found[name] for name in values} == values
 
@@ -179,7 +179,9 @@ def test_an_option_that_is_given_twice_has_the_last_value(words: str, values: di
         *("pull tiny", "rm tiny", "learn tiny"),
     ],
 )
-def test_every_command_takes_its_model_by_place(words: str, capsys: pytest.CaptureFixture[str]):
+def test_every_command_accepts_its_model_as_a_positional_argument(
+    words: str, capsys: pytest.CaptureFixture[str]
+):
     assert parse(words.split())["model"] == "tiny"
     assert main([*words.partition(" tiny")[0].split(), "--help"]) == 0
     assert "model" in capsys.readouterr().out.partition("\n")[0]
@@ -196,7 +198,7 @@ def test_every_command_takes_its_model_by_place(words: str, capsys: pytest.Captu
         ("verify --json --suite /no/file", "InvalidRequest"),
     ],
 )
-def test_an_error_is_one_line_of_json_where_the_result_would_be_json(
+def test_an_error_is_one_line_of_json_when_json_output_is_requested(
     words: str, kind: str, capsys: pytest.CaptureFixture[str]
 ):
     assert main(words.split()) == 2
@@ -208,7 +210,7 @@ def test_an_error_is_one_line_of_json_where_the_result_would_be_json(
     assert capsys.readouterr().err.partition(": ")[2].split()[0] in error["message"]
 
 
-def test_a_table_for_a_pipe_has_each_row_on_one_line(capsys: pytest.CaptureFixture[str]):
+def test_a_piped_table_has_one_line_per_row(capsys: pytest.CaptureFixture[str]):
     cell = "one cell that is longer than a terminal is wide " * 5
     print_table(["a", "b"], [[cell, 1], ["x", cell]])
     head, *rows = capsys.readouterr().out.splitlines()
@@ -216,7 +218,7 @@ def test_a_table_for_a_pipe_has_each_row_on_one_line(capsys: pytest.CaptureFixtu
     assert rows[0].split() == [*cell.split(), "1"]
 
 
-def test_values_may_begin_with_a_dash_and_prompts_after_two():
+def test_values_may_start_with_a_dash_and_prompts_after_two_dashes():
     found = parse(["generate", "-", "--max-tokens", "-1", "--system", "-s -t", "--stop", "- "])
     assert [found[name] for name in ("max_tokens", "system", "stop")] == [-1, "-s -t", ["- "]]
     assert parse(["generate", "--stats", "--", "--raw"])["prompt"] == "--raw"
@@ -225,7 +227,7 @@ def test_values_may_begin_with_a_dash_and_prompts_after_two():
 @pytest.mark.parametrize(
     "words", [("generate", "--file"), ("generate", "--file", "--json"), ("serve", "--port")]
 )
-def test_an_option_without_its_value_is_named(
+def test_an_option_with_a_missing_value_is_named(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ):
     assert main([*words]) == 2
@@ -279,5 +281,7 @@ def test_an_option_without_its_value_is_named(
         (("bench", "run", "--suite", "/no/suite"), "cannot read /no/suite"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(arguments: tuple[str, ...], reason: str, mistake: Any):
+def test_a_usage_error_is_one_line_that_names_the_cause(
+    arguments: tuple[str, ...], reason: str, mistake: Any
+):
     assert reason in mistake(*arguments)

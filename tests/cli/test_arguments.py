@@ -1,4 +1,4 @@
-"""Numbers on the command line: every numeric option of every command, found from the commands."""
+"""Ranges of numeric options, for every option of every command."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from paceline.system.machine import cpu_cores
 from support.words import commands, parse
 
 TEXT = (None, str, Path, json_object)
-"""Parsers of options that are no numbers."""
+"""Parsers of options that are not numeric."""
 
 NO_NUMBERS = ("", " ", "x", "nan", "-inf", "1e400", "9" * 5000, "0x1", "1,x")
 
@@ -55,7 +55,7 @@ def parser_of(option: Any) -> Any:
 
 
 def options() -> Iterator[tuple[str, str, list[str]]]:
-    """Command and name of each numeric option, and a command line that lacks its value."""
+    """Yield command and name of each numeric option, and a command line without its value."""
     for name, command in commands():
         for option in command.params:
             if parser_of(option) in TEXT or option.param_type_name == "argument":
@@ -88,7 +88,7 @@ def test_no_argument_has_a_type_without_a_range():
         assert not bare, f"{name}: {bare}; use the parsers of cli/declare.py"
 
 
-def test_a_numeric_option_that_is_no_finite_number_in_its_range_is_refused(
+def test_a_numeric_option_outside_its_finite_range_is_rejected(
     capsys: pytest.CaptureFixture[str],
 ):
     faults = []
@@ -106,13 +106,13 @@ def test_a_numeric_option_that_is_no_finite_number_in_its_range_is_refused(
     assert faults == []
 
 
-def test_the_least_a_numeric_option_may_be_is_taken():
+def test_the_minimum_of_a_numeric_option_is_accepted():
     for option, name, line in OPTIONS:
         least = "0" if {option, name} & ZERO else "2" if "block" in name else "1"
         parse([*line[:-1], line[-1] + ("1=0" if name == "--logit-bias" else least)])
 
 
-def test_limits_of_arguments_are_those_of_the_library():
+def test_command_line_limits_match_the_library_limits():
     assert RANGES["max_block"].max_value == MAX_ROWS
     assert [THREADS("auto"), THREADS("1")] == [None, 1]
     cpus = cpu_cores()
@@ -126,7 +126,7 @@ def test_limits_of_arguments_are_those_of_the_library():
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Settings with which `serve` would have begun; it loads nothing and handles no signal."""
+    """Return the settings that `serve` would start with, without loading or handling signals."""
     found: list[Settings] = []
     monkeypatch.setattr("paceline.cli.crash.report_crashes", lambda: None)
     monkeypatch.setattr("paceline.cli.serve.load_model", lambda *_, **__: Mock())
@@ -137,7 +137,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 @pytest.mark.parametrize(
     ("words", "think"), [([], None), (["--think"], True), (["--no-think"], False)]
 )
-def test_serve_sets_whether_a_model_thinks(
+def test_serve_turns_reasoning_on_and_off(
     words: list[str], think: bool | None, served: list[Settings]
 ):
     assert main(["serve", *words]) == 0
@@ -145,7 +145,7 @@ def test_serve_sets_whether_a_model_thinks(
 
 
 @pytest.mark.parametrize("words", [[], ["--parse-special"]])
-def test_serve_parses_control_tokens_in_messages_only_when_told_to(
+def test_serve_parses_special_tokens_in_messages_only_if_enabled(
     words: list[str], served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ):
     assert main(["serve", *words]) == 0

@@ -73,7 +73,7 @@ def text_of(body: dict[str, Any]) -> str:
     return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
-def test_lines_get_the_responses_of_the_server_and_of_python_in_input_order(
+def test_batch_responses_match_the_server_and_python_in_input_order(
     batch: Callable[..., list[dict[str, Any]]], model: Model, target: Path
 ):
     lines = [*PROMPTS, *(posted(url, 0) for url in BODIES)]
@@ -100,7 +100,7 @@ def test_lines_get_the_responses_of_the_server_and_of_python_in_input_order(
     assert [path.name for path in target.parent.glob("out*")] == ["out.jsonl"]
 
 
-def test_a_stopped_run_keeps_its_responses_and_continues(
+def test_a_stopped_batch_keeps_its_responses_and_resumes(
     batch: Callable[..., list[dict[str, Any]]],
     target: Path,
     capsys: pytest.CaptureFixture[str],
@@ -135,7 +135,7 @@ def test_a_stopped_run_keeps_its_responses_and_continues(
     assert "line 1 of" in (said := capsys.readouterr().err) and "name another --output" in said
 
 
-def test_faulty_lines_are_named_together_before_anything_runs_or_written_as_errors(
+def test_invalid_lines_are_reported_up_front_or_written_as_errors(
     batch: Callable[..., list[dict[str, Any]]],
     source: Path,
     target: Path,
@@ -173,7 +173,7 @@ def test_faulty_lines_are_named_together_before_anything_runs_or_written_as_erro
     assert not target.exists()
 
 
-def test_files_of_others_are_not_replaced_and_errors_are_tried_again(
+def test_unrelated_files_are_not_overwritten_and_errors_are_retried(
     batch: Callable[..., list[dict[str, Any]]], source: Path, target: Path, capsys: Any
 ):
     line = {"prompt": "this is one", "max_tokens": 2}
@@ -204,7 +204,7 @@ def test_files_of_others_are_not_replaced_and_errors_are_tried_again(
     assert "temperature on the command line is for prompts" in capsys.readouterr().err
 
 
-def test_a_csv_file_and_options_of_the_command_line_make_prompts(
+def test_prompts_come_from_a_csv_file_and_command_line_options(
     batch: Callable[..., list[dict[str, Any]]], source: Path, model: Model, capsys: Any
 ):
     source.write_text('word,made by\n"one, two",x\nuser,"a ""b"""\n')

@@ -35,9 +35,7 @@ def workers() -> list[int]:
     return found
 
 
-def test_a_killed_actor_and_a_killed_node_lose_no_line(
-    tiny_gguf: Path, cache: Path, tmp_path: Path
-):
+def test_killing_an_actor_or_a_node_loses_no_line(tiny_gguf: Path, cache: Path, tmp_path: Path):
     from ray.cluster_utils import Cluster
 
     source, alone, ray = (tmp_path / name for name in ("in.jsonl", "alone.jsonl", "ray.jsonl"))

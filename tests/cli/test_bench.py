@@ -10,7 +10,7 @@ from paceline.cli.app import main
 from support.process import Run
 
 
-def test_a_bench_run_prints_tables_or_json_and_writes_what_it_prints(
+def test_a_bench_run_prints_tables_or_json_and_writes_the_same(
     run: Run, tiny_gguf: Path, suite: Path, tmp_path: Path
 ):
     common = ("--model", tiny_gguf, "--suite", suite, "--max-tokens", 20, "--rounds", 1)
@@ -35,7 +35,7 @@ def test_a_plan_prints_tables_or_json(run: Run, tiny_gguf: Path):
     assert "bit for bit" not in short
 
 
-def test_a_busy_machine_is_named_before_it_is_measured(
+def test_a_busy_machine_is_reported_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     words = ("bench", "run", "--suite", str(tmp_path / "missing"))
@@ -57,7 +57,7 @@ def test_a_busy_machine_is_named_before_it_is_measured(
         (("--threads", "0"), "argument --threads: "),
     ],
 )
-def test_a_mistake_in_a_bench_run_is_found_before_anything_is_measured(
+def test_an_invalid_bench_run_is_rejected_before_measuring(
     options: tuple[str, ...], reason: str, mistake: Any, tiny_gguf: Path, suite: Path
 ):
     options = options if "--suite" in options else ("--suite", str(suite), *options)

@@ -1,4 +1,4 @@
-"""`paceline chat` at a terminal, where nothing that is typed is lost, and from a pipe."""
+"""`paceline chat` from a pipe and at a terminal, where no typed input is lost."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def environment(environment: dict[str, str]) -> dict[str, str]:
 
 
 class Terminal:
-    """A command at a terminal: what is typed, and what it shows."""
+    """A command at a terminal: its keyboard input and its output."""
 
     def __init__(self, master: int) -> None:
         self._master = master
@@ -46,18 +46,18 @@ class Terminal:
         self.press(f"{line}\r")
 
     def paste(self, text: str) -> None:
-        """Paste a text, as a terminal that marks pastes sends it."""
+        """Paste a text like a terminal with bracketed paste."""
         line_ends = text.replace("\n", "\r")
         self.press(f"\x1b[200~{line_ends}\x1b[201~")
 
     def wait_for(self, *texts: str) -> str:
-        """Read until one of `texts` is shown; all that was since the last line was typed."""
+        """Read until one of `texts` is shown; return the output since the last typed line."""
         while not any(text in self.shown for text in texts):
             self.read()
         return self.shown
 
     def read(self) -> str:
-        """Read a piece; all that was shown since the last key was pressed."""
+        """Read a piece; return the output since the last key press."""
         ready, _, _ = select.select([self._master], [], [], PATIENCE)
         assert ready, self.shown
         try:
@@ -69,7 +69,7 @@ class Terminal:
         return self.shown
 
     def clear(self) -> None:
-        """Press Ctrl-C at a prompt that is shown, and wait for the next one.
+        """Press Ctrl-C at a prompt, and wait for the next one.
 
         Between prompts it is a signal, which needs a terminal that controls the process.
         """
@@ -85,7 +85,7 @@ class Terminal:
         os.killpg(child.pid, signal.SIGINT)
 
     def answer_to(self, message: str) -> str:
-        """Send a message, and wait for the prompt after its answer."""
+        """Send a message, and wait for the prompt after the response."""
         self.type(message)
         return self.wait_for("tokens/s")
 
@@ -123,7 +123,7 @@ def terminal(
 
 
 def fill(found: Terminal) -> str:
-    """Talk until the chat asks whether turns may be dropped; what it shows."""
+    """Talk until the chat offers to drop turns, and return its output."""
     for turn in range(20):
         found.type(f"Hello {turn}")
         if QUESTION in found.wait_for(QUESTION, "tokens/s"):
@@ -131,7 +131,7 @@ def fill(found: Terminal) -> str:
     raise AssertionError("the context never gets full")
 
 
-def test_at_a_full_context_the_user_saves_declines_or_drops_turns_and_loses_nothing(
+def test_a_full_context_offers_to_save_or_drop_turns_and_loses_nothing(
     environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
     with terminal(environment, tiny_gguf, *SMALL, "--system", "one") as (found, child):
@@ -163,26 +163,26 @@ def test_at_a_full_context_the_user_saves_declines_or_drops_turns_and_loses_noth
         found.wait_for(QUESTION)
         found.type("y")
         shown = found.wait_for("tokens/s")
-        assert "[30 tokens" in shown, "the message that asked is answered"
+        assert "[30 tokens" in shown, "the message behind the question gets a response"
         found.press(CTRL_D)
         assert child.wait(PATIENCE) == 0
 
 
-# -- what is typed ---------------------------------------------------------------------------------
+# -- typed input -----------------------------------------------------------------------------------
 
 FEW = ["--max-tokens", "4", "--ignore-eos"]
 PASTE = "\n".join("" if line % 3 == 1 else f"/line {line}" for line in range(21))
 
 
 def saved(found: Terminal, folder: Path) -> list[str]:
-    """What the user has said so far."""
+    """Return the user's messages so far."""
     path = folder / f"{len([*folder.iterdir()])}.json"
     found.type(f"/save {path}")
     found.wait_for("messages are in")
     return [each["content"] for each in json.loads(path.read_text()) if each["role"] == "user"]
 
 
-def test_a_paste_with_blank_lines_while_the_model_is_loaded_is_one_message(
+def test_a_paste_with_blank_lines_during_loading_is_one_message(
     environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
     with terminal(environment, tiny_gguf, *FEW, until="2004h") as (found, child):
@@ -195,7 +195,7 @@ def test_a_paste_with_blank_lines_while_the_model_is_loaded_is_one_message(
 
 
 @pytest.mark.parametrize("name", ["xterm", "dumb"])
-def test_lines_between_three_quotes_are_one_message_and_blank_lines_none(
+def test_triple_quoted_lines_are_one_message_and_blank_lines_are_ignored(
     name: str, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
     environment["TERM"] = name
@@ -208,7 +208,7 @@ def test_lines_between_three_quotes_are_one_message_and_blank_lines_none(
         assert child.wait(PATIENCE) == 0
 
 
-def test_ctrl_c_clears_the_line_which_the_up_key_brings_back_and_twice_ends_the_chat(
+def test_ctrl_c_clears_the_line_for_the_up_key_and_a_second_one_quits(
     environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
     up = "\x1b[A"
@@ -230,7 +230,7 @@ def test_ctrl_c_clears_the_line_which_the_up_key_brings_back_and_twice_ends_the_
         assert child.wait(PATIENCE) == 0
 
 
-def test_keys_while_an_answer_runs_are_unseen_and_kept_for_the_next_prompt(
+def test_keys_typed_during_a_response_appear_at_the_next_prompt(
     environment: dict[str, str], endless_gguf: Path, tmp_path: Path
 ):
     with terminal(environment, endless_gguf, "--ignore-eos") as (found, child):
@@ -248,7 +248,7 @@ def test_keys_while_an_answer_runs_are_unseen_and_kept_for_the_next_prompt(
         assert child.wait(PATIENCE) == 0
 
 
-def test_a_chat_with_keep_remembers_messages_for_the_next_and_forget_removes_them(
+def test_chat_keep_saves_input_history_and_forget_removes_it(
     environment: dict[str, str], tiny_gguf: Path, cache: Path, run: Run
 ):
     for options in ([], ["--keep"]):
@@ -274,7 +274,7 @@ def test_a_chat_with_keep_remembers_messages_for_the_next_and_forget_removes_the
 # -- from a pipe -----------------------------------------------------------------------------------
 
 
-def test_what_is_piped_in_is_one_message(run: Run, tiny_gguf: Path, cache: Path):
+def test_piped_input_is_one_message(run: Run, tiny_gguf: Path, cache: Path):
     text = "Hello\n\n/help and\n"
     found = run("chat", "--model", tiny_gguf, "--max-tokens", 5, "--json", input=text)
     assert found.returncode == 0
@@ -285,7 +285,7 @@ def test_what_is_piped_in_is_one_message(run: Run, tiny_gguf: Path, cache: Path)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "x " * 200], ids=["empty", "blank", "too long"])
-def test_a_pipe_without_a_message_that_can_be_answered_is_one_line(
+def test_piped_input_without_a_usable_message_is_a_one_line_error(
     text: str, mistake: Any, tiny_gguf: Path
 ):
     assert mistake("chat", "--model", tiny_gguf, *SMALL, said=text)

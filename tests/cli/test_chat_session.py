@@ -1,4 +1,4 @@
-"""The steps of a chat without a terminal: commands, undo, files, and a change of the model."""
+"""The session of a chat without a terminal: commands, undo, files, and switching models."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_every_step_can_be_undone(session: Session, tmp_path: Path):
         run_command(session, "/undo")
 
 
-def test_an_answer_that_cannot_be_given_again_stays(
+def test_a_failed_retry_keeps_the_previous_response(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ):
     session.turn("one")
@@ -80,7 +80,7 @@ def test_an_answer_that_cannot_be_given_again_stays(
         ("grammar root ::= x", "grammar", "root ::= x"),
     ],
 )
-def test_an_option_is_set_and_left_out_again(session: Session, words: str, name: str, value: Any):
+def test_an_option_is_set_and_reset(session: Session, words: str, name: str, value: Any):
     run_command(session, "/set ignore_eos off")  # it cannot be combined with a structure
     run_command(session, f"/set {words}")
     assert session.options[name] == value
@@ -88,20 +88,20 @@ def test_an_option_is_set_and_left_out_again(session: Session, words: str, name:
     assert name not in session.options
 
 
-def test_a_structure_replaces_another(session: Session):
+def test_a_new_structure_replaces_the_old_one(session: Session):
     for words in ("ignore_eos off", "schema json", "regex a+", "grammar root ::= x"):
         run_command(session, f"/set {words}")
     assert {*session.options} & {*STRUCTURES} == {"grammar"}
 
 
-def test_switches_of_ollama_are_followed(session: Session):
+def test_ollama_switches_are_supported(session: Session):
     for words in ("ignore_eos off", "format json", "nothink", "noformat"):
         run_command(session, f"/set {words}")
     assert session.options["think"] is False
     assert "json_schema" not in session.options
 
 
-def test_set_system_is_the_command_system(session: Session):
+def test_set_system_is_an_alias_of_the_system_command(session: Session):
     run_command(session, '/set system "Be brief."')
     assert session.system == "Be brief."
 
@@ -116,7 +116,7 @@ def test_set_system_is_the_command_system(session: Session):
         *("/load \0", "/set think yes", "/set drafter mtp"),
     ],
 )
-def test_a_command_that_fails_changes_nothing(session: Session, command: str):
+def test_a_failed_command_changes_nothing(session: Session, command: str):
     before = (session.messages, dict(session.options), session.model)
     with pytest.raises((InvalidRequest, ModelError)) as error:
         run_command(session, command)
@@ -128,7 +128,7 @@ def test_a_command_that_fails_changes_nothing(session: Session, command: str):
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "5", '[{"role": "user"}]', '[{"role": "king", "content": "x"}]']
 )
-def test_a_damaged_chat_file_is_refused_and_the_conversation_kept(
+def test_a_corrupt_chat_file_is_rejected_and_the_conversation_kept(
     session: Session, content: str, tmp_path: Path
 ):
     session.turn("one")
@@ -139,9 +139,7 @@ def test_a_damaged_chat_file_is_refused_and_the_conversation_kept(
     assert said(session) == ["one"]
 
 
-def test_a_saved_chat_is_written_again_and_read_but_no_other_file_is_replaced(
-    session: Session, tmp_path: Path
-):
+def test_saving_a_chat_overwrites_only_saved_chats(session: Session, tmp_path: Path):
     session.turn("one")
     run_command(session, f"/save {tmp_path / 'chat.json'}")
     session.turn("two")
@@ -156,7 +154,9 @@ def test_a_saved_chat_is_written_again_and_read_but_no_other_file_is_replaced(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_full_disk_keeps_the_conversation(session: Session, monkeypatch: pytest.MonkeyPatch):
+def test_saving_to_a_full_disk_keeps_the_conversation(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+):
     def full(*_: object) -> int:
         raise OSError(28, os.strerror(28))
 
@@ -168,7 +168,7 @@ def test_a_full_disk_keeps_the_conversation(session: Session, monkeypatch: pytes
     assert said(session) == ["one"]
 
 
-def test_the_conversation_goes_on_with_another_model_and_with_the_same_after_a_failure(
+def test_the_conversation_continues_after_switching_models_or_a_failed_switch(
     session: Session, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     session.turn("one")
@@ -185,7 +185,7 @@ def test_the_conversation_goes_on_with_another_model_and_with_the_same_after_a_f
     assert said(session) == ["one", "two", "three"]
 
 
-def test_a_message_that_is_no_command_is_not_run(session: Session):
+def test_only_known_commands_are_run(session: Session):
     for message in ("hello", "/usr/bin", "/* C */", " /bye", "/foo\nbar"):
         assert not run_command(session, message)
     with raises(InvalidRequest, "did you mean /model?", "a space before it sends it"):

@@ -25,7 +25,7 @@ def decide(tiny_gguf: Path, *words: object) -> int:
     return main(["decide", "-m", str(tiny_gguf), "--threads", "1", "-q", *map(str, words)])
 
 
-def test_a_question_is_answered_as_a_table_and_as_json(
+def test_decide_prints_a_table_or_json(
     files: Path, tiny_gguf: Path, model: Any, capsys: pytest.CaptureFixture[str]
 ):
     words = ("which?", "--choice", "rain", "--choice", "sun", "--file", files / "input.txt")
@@ -45,7 +45,7 @@ def test_a_question_is_answered_as_a_table_and_as_json(
     assert rows[0].split()[0] == "rain"
 
 
-def test_a_text_is_piped_in(
+def test_decide_reads_text_from_a_pipe(
     tiny_gguf: Path, model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(INPUT.encode())))
@@ -68,7 +68,7 @@ def test_a_text_is_piped_in(
         (("a?", "--file", "missing.txt"), "cannot read missing.txt"),
     ],
 )
-def test_mistakes_exit_with_2_before_the_model_is_loaded(
+def test_invalid_input_exits_with_2_before_loading_the_model(
     words: Any,
     says: str,
     files: Path,

@@ -1,4 +1,4 @@
-"""Keeping answers from the command line, and `paceline forget`."""
+"""Answer history on the command line, and `paceline forget`."""
 
 import json
 from io import StringIO
@@ -29,7 +29,7 @@ def kept(run: Any) -> Any:
     return json.loads(run("forget", "--dry-run", "--json")[1])["kept"]
 
 
-def test_generate_and_chat_keep_no_answer_unless_asked(
+def test_answer_history_is_off_by_default(
     run: Any, tiny_gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("sys.stdin", StringIO("the rain\n"))
@@ -41,7 +41,7 @@ def test_generate_and_chat_keep_no_answer_unless_asked(
     assert not [*cache.glob("kept/*")]
 
 
-def test_kept_answers_are_announced_listed_and_forgotten(run: Any, tiny_gguf: Path):
+def test_answer_history_is_announced_listed_and_deleted(run: Any, tiny_gguf: Path):
     code, _, said = run("generate", "the rain", *answer(tiny_gguf, "--keep"))
     assert code == 0
     (notice,) = [line for line in said.splitlines() if "forget" in line]
@@ -61,7 +61,7 @@ def test_kept_answers_are_announced_listed_and_forgotten(run: Any, tiny_gguf: Pa
     assert run("forget")[1] == "nothing is saved\n"
 
 
-def test_keeping_is_turned_on_for_all_commands_and_off_for_one(
+def test_answer_history_is_enabled_globally_and_disabled_per_command(
     run: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_KEEP", "1")
@@ -80,7 +80,7 @@ def test_keeping_is_turned_on_for_all_commands_and_off_for_one(
         ["serve", "--port", "0", "--all", "--drafter"],
     ],
 )
-def test_the_drafter_kept_without_kept_answers_is_refused(
+def test_the_kept_drafter_requires_answer_history(
     words: list[str], run: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for server in ("server.run.serve", "server.router.run.serve_all"):

@@ -1,4 +1,4 @@
-"""`paceline generate`: prompts, options, and mistakes in them."""
+"""`paceline generate`: prompts, options, and their errors."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from support.tiny import write_tiny
 from support.waiting import PATIENCE
 
 
-def test_an_answer_goes_to_standard_output_and_all_else_to_standard_error(answer: Run, model: Any):
+def test_only_the_response_goes_to_stdout(answer: Run, model: Any):
     answer("Hello", "--max-tokens", 1)  # the first one checks the file, and measures
     result = answer("Hello", "--max-tokens", 20)
     assert result.returncode == 0
@@ -31,9 +31,7 @@ def test_an_answer_goes_to_standard_output_and_all_else_to_standard_error(answer
 
 
 @pytest.mark.parametrize("raw", [[], ["--raw"]])
-def test_control_tokens_in_a_prompt_are_text_unless_it_is_raw_or_they_are_to_be_parsed(
-    raw: list[str], answer: Run
-):
+def test_special_tokens_are_text_unless_raw_or_parsing_is_enabled(raw: list[str], answer: Run):
     def ends(*words: str) -> int:
         prompt = ["one<|im_end|>two", "--system", "<|im_end|>"][: 1 if raw else 3]
         found = answer(*prompt, "--max-tokens", 1, "--json", *raw, *words)
@@ -42,7 +40,7 @@ def test_control_tokens_in_a_prompt_are_text_unless_it_is_raw_or_they_are_to_be_
     assert (ends(), ends("--parse-special")) == ((1, 1) if raw else (2, 4))
 
 
-def test_an_answer_as_json_has_all_of_the_result(answer: Run, model: Any):
+def test_json_output_has_the_whole_result(answer: Run, model: Any):
     found = answer("Hello", "--max-tokens", 20, "--json", "--drafter", "ngram", "--probe", "suffix")
     value = json.loads(found.stdout)
     assert value.keys() >= {
@@ -65,7 +63,7 @@ SCHEMA = json.dumps(
 SHORT = ("--max-tokens", 5, "--json")
 
 
-def test_a_file_or_piped_text_follows_the_prompt_and_its_bytes_are_counted(
+def test_a_file_or_piped_text_follows_the_prompt_with_its_size_reported(
     answer: Run, tmp_path: Path
 ):
     path = tmp_path / "text"
@@ -87,7 +85,7 @@ def test_a_file_or_piped_text_follows_the_prompt_and_its_bytes_are_counted(
         assert found["prompt_token_ids"] == without
 
 
-def test_a_prompt_has_the_same_tokens_wherever_it_comes_from(answer: Run, tmp_path: Path):
+def test_a_prompt_has_the_same_tokens_from_every_source(answer: Run, tmp_path: Path):
     path, content = tmp_path / "text", b"One\r\ntwo\r\n"
     path.write_bytes(content)
     for words, text in ((("--raw",), "One\ntwo\n"), ((), "One\ntwo")):
@@ -102,7 +100,7 @@ SILENT = b"[no standard input within 1 s: the prompt is answered without it; --f
 WAITING = b"[reading standard input to its end; Ctrl-C stops]"
 
 
-def test_a_prompt_goes_ahead_of_a_pipe_that_stays_open(
+def test_an_open_but_silent_pipe_does_not_block_a_prompt(
     environment: dict[str, str], tiny_gguf: Path
 ):
     words = ("generate", "Hello", "--model", tiny_gguf, "--max-tokens", 5)
@@ -125,7 +123,7 @@ def test_a_prompt_goes_ahead_of_a_pipe_that_stays_open(
     ("words", "begun"),
     [(("generate",), b""), (("generate", "Hello"), b"an"), (("chat",), b"the"), (("-",), b"")],
 )
-def test_an_input_that_does_not_end_is_named_and_waited_for(
+def test_generate_reports_that_it_waits_for_input(
     words: tuple[str, ...], begun: bytes, environment: dict[str, str], tiny_gguf: Path
 ):
     words = words if words != ("-",) else ("generate", "-")
@@ -140,7 +138,7 @@ def test_an_input_that_does_not_end_is_named_and_waited_for(
         assert child.wait(PATIENCE) == 0
 
 
-def test_a_loop_over_lines_loses_none_without_standard_input(
+def test_generate_in_a_shell_loop_does_not_consume_stdin(
     environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
     (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\n")
@@ -153,7 +151,7 @@ def test_a_loop_over_lines_loses_none_without_standard_input(
             assert found.stdout.count(b"\n") == 3
 
 
-def test_what_the_answer_may_be_comes_from_a_file(answer: Run, tmp_path: Path):
+def test_a_prediction_is_read_from_a_file(answer: Run, tmp_path: Path):
     options = ("Hello", "--max-tokens", 30, "--json")
     plain = json.loads(answer(*options, "--drafter", "none").stdout)
     expected = tmp_path / "expected.txt"
@@ -208,7 +206,7 @@ def test_options_reach_the_model(answer: Run, model: Any):
         ("--grammar 'start: \"x\" /y+/'", "xy+"),
     ],
 )
-def test_an_answer_has_the_structure_of_a_file_or_a_text(
+def test_a_response_follows_a_structure_from_a_file_or_argument(
     words: str,
     fits: str,
     tiny_gguf: Path,
@@ -236,7 +234,7 @@ def test_an_answer_has_the_structure_of_a_file_or_a_text(
         ("--grammar ''", "grammar is ''; expected a string that is not empty"),
     ],
 )
-def test_a_wrong_structure_is_named(
+def test_an_invalid_structure_is_reported(
     words: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "cut.json").write_text('{"type": ')
@@ -245,13 +243,13 @@ def test_a_wrong_structure_is_named(
     assert reason in capsys.readouterr().err
 
 
-def test_a_structure_that_is_cut_off_is_reported(answer: Run):
+def test_a_truncated_structure_is_reported(answer: Run):
     assert answer("Hi", "-n", 3).stderr == ""
     cut = answer("Hi", "-n", 3, "--regex", "a{9}")
     assert cut.stderr == "[stopped after 3 tokens; --max-tokens -1 removes this limit]\n"
 
 
-def test_a_system_message_and_a_raw_prompt(answer: Run, model: Any):
+def test_generate_supports_a_system_message_and_a_raw_prompt(answer: Run, model: Any):
     messages = [{"role": "system", "content": "Be"}, {"role": "user", "content": "Hi"}]
     with_system = json.loads(answer("Hi", "--system", "Be", "--json", "--max-tokens", 3).stdout)
     assert with_system["token_ids"] == model.generate(messages, max_tokens=3).token_ids
@@ -269,13 +267,15 @@ def test_a_system_message_and_a_raw_prompt(answer: Run, model: Any):
         ("--cache-tokens", str(2**31 - 1), "use --cache-tokens "),
     ],
 )
-def test_a_value_out_of_range_is_one_line_that_names_it(
+def test_an_out_of_range_value_is_a_one_line_error(
     option: str, value: str, reason: str, mistake: Any, tiny_gguf: Path
 ):
     assert reason in mistake("generate", "Hello", "--model", tiny_gguf, "--quiet", option, value)
 
 
-def test_a_prompt_that_cannot_be_answered_is_refused(mistake: Any, tiny_gguf: Path, tmp_path: Path):
+def test_an_impossible_prompt_is_rejected_by_generate(
+    mistake: Any, tiny_gguf: Path, tmp_path: Path
+):
     (tmp_path / "empty").write_text("")
     common = ("generate", "--model", tiny_gguf)
     for words in (("",), (" ", "--system", "Be"), ("--raw", ""), ("--file", tmp_path / "empty")):
@@ -285,7 +285,7 @@ def test_a_prompt_that_cannot_be_answered_is_refused(mistake: Any, tiny_gguf: Pa
     assert "cache_tokens" in mistake(*common, "--cache-tokens", 32, said="x " * 100)
 
 
-def test_bytes_that_are_no_text_are_refused(
+def test_binary_input_is_rejected(
     refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
 ):
     common = ("generate", "--model", tiny_gguf)
@@ -302,9 +302,7 @@ def test_bytes_that_are_no_text_are_refused(
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_byte_that_is_not_utf_8_is_replaced_with_a_line_that_says_where(
-    command: str, run: Any, tiny_gguf: Path
-):
+def test_an_invalid_utf_8_byte_is_replaced_with_a_warning(command: str, run: Any, tiny_gguf: Path):
     words = (command, "--model", tiny_gguf, "-n", 4)
     wrong = run(*words, input="ü dog\nthe ü fox".encode() + b"\xe9\n", text=False)
     right = run(*words, input="ü dog\nthe ü fox\ufffd\n".encode(), text=False)
@@ -338,7 +336,7 @@ def broken(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     ],
     ids=str,
 )
-def test_a_mistake_that_needs_no_weights_is_told_before_they_are_read(
+def test_errors_that_need_no_weights_are_reported_before_loading(
     words: list[str],
     reason: str,
     broken: Path,
@@ -352,7 +350,7 @@ def test_a_mistake_that_needs_no_weights_is_told_before_they_are_read(
 
 
 @pytest.mark.parametrize(("gguf", "times"), [("tiny_gguf", 1), ("thinking_gguf", 2)])
-def test_the_chat_template_is_rendered_once_and_for_thinking_models_twice(
+def test_the_chat_template_is_rendered_once_or_twice_for_reasoning_models(
     gguf: str,
     times: int,
     request: pytest.FixtureRequest,

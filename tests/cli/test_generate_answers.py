@@ -1,4 +1,4 @@
-"""`generate` and `chat` without options, as people use them: where answers end, how they came."""
+"""`generate` and `chat` with default options: ends of responses, sampling settings, statistics."""
 
 import io
 import json
@@ -21,7 +21,7 @@ Answer = Callable[..., tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def long_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose answers end only where they are stopped, and that says how to sample."""
+    """A model with recommended sampling settings, whose responses end only at a limit."""
     path = tmp_path_factory.mktemp("long") / "long.gguf"
     return write_tiny(path, sizes=LONG, fields={**SAMPLING, "tokenizer.ggml.eos_token_id": 319})
 
@@ -49,7 +49,7 @@ LOOP = ("Hello", "--logit-bias", "40=100")
 is long in few calls, as its drafts are right."""
 
 
-def test_an_answer_ends_after_2048_tokens_and_one_line_says_how_to_go_on(answer: Answer):
+def test_a_response_stops_at_2048_tokens_with_a_hint_how_to_continue(answer: Answer):
     assert MAX_TOKENS == 2048
     _, said = answer(*LOOP, "--no-repetition-detection")
     assert said.count("stopped after 2048 tokens; --max-tokens -1") == 1
@@ -57,7 +57,7 @@ def test_an_answer_ends_after_2048_tokens_and_one_line_says_how_to_go_on(answer:
     assert settings["max_tokens"] == {"value": 2048, "source": "fallback"}
 
 
-def test_max_tokens_minus_1_is_no_limit_but_the_context_and_the_cache(answer: Answer):
+def test_max_tokens_minus_1_is_limited_only_by_context_and_cache(answer: Answer):
     unlimited = ("--max-tokens", -1)
     _, said = answer(*LOOP, *unlimited, "--cache-tokens", 2240, "--no-repetition-detection")
     value = json.loads(answer(*LOOP, *unlimited, "--json")[0])
@@ -66,13 +66,13 @@ def test_max_tokens_minus_1_is_no_limit_but_the_context_and_the_cache(answer: An
     assert value["settings"]["max_tokens"] == {"value": None, "source": "request"}
 
 
-def test_a_limit_that_was_asked_for_needs_no_word(answer: Answer):
+def test_an_explicit_limit_prints_no_hint(answer: Answer):
     _, said = answer("Hello", "--max-tokens", 5)
     assert "stopped" not in said
     assert answer("Hello", "--max-tokens", 5, "--quiet")[1] == ""
 
 
-def test_a_loop_is_stopped_and_one_line_says_so_unless_detection_is_off(answer: Answer):
+def test_repetition_ends_a_response_with_a_notice_unless_disabled(answer: Answer):
     loop = (*LOOP, "--max-tokens", 400)
     value = json.loads(answer(*loop, "--json")[0])
     assert (value["finish_reason"], value["completion_tokens"]) == ("repetition", 256)
@@ -84,7 +84,7 @@ def test_a_loop_is_stopped_and_one_line_says_so_unless_detection_is_off(answer: 
     assert value["finish_reason"] == "repetition"
 
 
-def test_the_models_own_settings_are_used_and_named_and_can_be_turned_off(answer: Answer):
+def test_the_models_recommended_settings_are_used_printed_and_optional(answer: Answer):
     options = ("Hello", "--max-tokens", 8, "--json")
     value = json.loads(answer(*options)[0])
     assert value["settings"]["temperature"] == {"value": 0.75, "source": "model"}
@@ -98,9 +98,7 @@ def test_the_models_own_settings_are_used_and_named_and_can_be_turned_off(answer
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_the_seed_that_was_drawn_is_shown_and_gives_the_same_answer_again(
-    command: str, answer: Answer
-):
+def test_the_random_seed_is_printed_and_reproduces_the_response(command: str, answer: Answer):
     def ask(*options: object) -> tuple[str, str]:
         words: tuple[object, ...] = ("Hello",) if command == "generate" else ()
         words += ("--max-tokens", 12, "--stats")

@@ -1,4 +1,4 @@
-"""What users of other runtimes type: followed, or answered with what docs/coming-from.md says."""
+"""Options of other runtimes work, or print their equivalent from docs/coming-from.md."""
 
 import re
 from typing import Any
@@ -29,9 +29,7 @@ def rows() -> list[Any]:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), rows())
-def test_the_left_side_of_a_row_is_followed_or_answered_with_its_right_side(
-    theirs: list[str], ours: str
-):
+def test_options_of_other_tools_work_or_print_our_equivalent(theirs: list[str], ours: str):
     known = {*OPTION.findall(ours)}
     known |= {"-m"} if "--model" in known else set()
     for line in theirs:
@@ -46,7 +44,7 @@ def test_the_left_side_of_a_row_is_followed_or_answered_with_its_right_side(
             assert found in known or named, (option, found, answer)
 
 
-def test_rows_are_found_and_what_they_name_exists():
+def test_table_rows_are_found_and_refer_to_existing_commands():
     assert len(rows()) > 25
     options = {name for _, command in commands() for each in command.params for name in each.opts}
     options |= {"--no-think"}
@@ -73,7 +71,7 @@ def test_rows_are_found_and_what_they_name_exists():
         ("generate -n-1 x -qmtiny", "generate x -q -m tiny -n -1"),
     ],
 )
-def test_an_option_that_means_the_same_is_followed(words: str, meant: str):
+def test_an_option_with_the_same_meaning_is_accepted(words: str, meant: str):
     assert parse(words.split()) == parse(meant.split())
 
 
@@ -113,7 +111,7 @@ def test_a_renamed_option_works_and_its_new_name_is_printed(capsys: pytest.Captu
         ("-m tiny Hello", "options follow a command, as in paceline generate -m NAME"),
     ],
 )
-def test_an_option_that_means_something_else_is_answered(
+def test_an_option_with_another_meaning_is_explained(
     words: str, answer: str, capsys: pytest.CaptureFixture[str]
 ):
     assert main(words.split()) == 2
@@ -126,6 +124,6 @@ def test_an_option_that_means_something_else_is_answered(
     ("words", "usage"),
     [("help", "[OPTIONS]"), ("help run", "chat"), ("help bench run", "bench run")],
 )
-def test_help_takes_a_command(words: str, usage: str, capsys: pytest.CaptureFixture[str]):
+def test_help_accepts_a_command(words: str, usage: str, capsys: pytest.CaptureFixture[str]):
     assert main(words.split()) == 0
     assert f"Usage: paceline {usage} " in capsys.readouterr().out

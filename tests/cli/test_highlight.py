@@ -49,7 +49,7 @@ def test_accepted_draft_tokens_are_underlined_and_green_on_a_terminal(printed):
     assert printed(FORCE_COLOR="1", NO_COLOR="1") == f"a{UNDERLINE}\nb\x1b[0m thedfg"
 
 
-def test_a_long_line_with_tabs_stays_as_it_is(printed, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_line_with_tabs_is_unchanged(printed, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "20")
     texts = ["\tword ", "[red]", "\x07"] * 30
     text = "".join(texts)
@@ -58,7 +58,7 @@ def test_a_long_line_with_tabs_stays_as_it_is(printed, monkeypatch: pytest.Monke
     assert CODES.sub("", printed(steps, FORCE_COLOR="1")) == text
 
 
-def test_the_command_prints_the_same_text(
+def test_highlighting_does_not_change_the_printed_text(
     cache: Path,
     tiny_gguf: Path,
     model: Model,

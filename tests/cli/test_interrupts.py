@@ -1,4 +1,4 @@
-"""Commands that are stopped: by Ctrl-C, or by a reader that closes the pipe."""
+"""Commands stopped by Ctrl-C or by a closed pipe."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from support.process import started, stopped_line, wait_for
 from support.waiting import PATIENCE
 
 
-def test_ctrl_c_ends_an_answer_with_one_line(environment: dict[str, str], endless_gguf: Path):
+def test_ctrl_c_ends_a_response_with_one_line(environment: dict[str, str], endless_gguf: Path):
     with started(environment, "generate", "x", "--model", endless_gguf, "--ignore-eos") as child:
         assert child.stdout.read(40)
         os.killpg(child.pid, signal.SIGINT)
@@ -31,10 +31,10 @@ def test_ctrl_c_ends_an_answer_with_one_line(environment: dict[str, str], endles
     stopped_line(said)
 
 
-def test_ctrl_c_at_a_terminal_ends_the_answer_and_the_chat_goes_on(
+def test_ctrl_c_at_a_terminal_ends_the_response_and_the_chat_continues(
     environment: dict[str, str], endless_gguf: Path
 ):
-    """Standard output and error are pipes: the prompt is shown where the keys come from."""
+    """Standard output and error are pipes: the prompt appears on the terminal of the keyboard."""
     terminal, inner = pty.openpty()
     environment |= {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     with started(
@@ -58,7 +58,7 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_and_the_chat_goes_on(
 
 
 @pytest.mark.parametrize("whole_group", [True, False], ids=["at a terminal", "by kill"])
-def test_ctrl_c_while_a_model_is_fetched_leaves_no_file_and_no_process(
+def test_ctrl_c_during_a_download_leaves_no_file_and_no_process(
     whole_group: bool, environment: dict[str, str], tmp_path: Path
 ):
     # An index that takes the question and never answers.
@@ -87,14 +87,12 @@ def test_ctrl_c_while_a_model_is_fetched_leaves_no_file_and_no_process(
             stopped_line(said)
             question.settimeout(PATIENCE)
             while question.recv(65536):
-                pass  # what it had sent; then the end, as the command is gone
+                pass  # the output so far, then the end: the command has exited
             question.close()
     assert not [*models_dir(tmp_path / "cache").iterdir()]
 
 
-def test_a_reader_that_has_seen_enough_ends_the_command_quietly(
-    environment: dict[str, str], endless_gguf: Path
-):
+def test_a_closed_pipe_ends_the_command_quietly(environment: dict[str, str], endless_gguf: Path):
     with started(environment, "generate", "x", "--model", endless_gguf, "--ignore-eos") as child:
         assert child.stdout.read(10)
         child.stdout.close()
@@ -106,10 +104,10 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(
 
 
 @pytest.mark.parametrize("words", [["--version"], ["generate", "x"]], ids=" ".join)
-def test_ctrl_c_while_packages_are_imported_is_one_line(
+def test_ctrl_c_during_imports_prints_one_line(
     environment: dict[str, str], tiny_gguf: Path, words: list[str]
 ):
-    """At any time after our first module is read; before it, Python's own start is interrupted."""
+    """Interrupt at any time after our first module loads; before that, Python is starting."""
     model = ["--model", str(tiny_gguf)] if words[0] == "generate" else []
     line = [sys.executable, "-X", "importtime", "-m", "paceline", *words, *model]
     codes = set()
@@ -136,7 +134,7 @@ def test_ctrl_c_while_packages_are_imported_is_one_line(
     [("</dev/null >/dev/full", "No space left on device"), ("<&- >&-", "Bad file descriptor")],
     ids=["full", "closed"],
 )
-def test_an_output_that_takes_no_more_is_one_line(
+def test_a_full_output_device_is_a_one_line_error(
     words: str, output: str, reason: str, environment: dict[str, str], tiny_gguf: Path
 ):
     line = f"{sys.executable} -m paceline {words} {tiny_gguf if 'generate' in words else ''}"
@@ -158,10 +156,10 @@ def test_an_output_that_takes_no_more_is_one_line(
 
 
 @pytest.mark.parametrize("kind", [ImportError, RuntimeError])
-def test_what_an_import_makes_of_ctrl_c_is_one_line(
+def test_an_import_error_caused_by_ctrl_c_prints_one_line(
     kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Of a compiled package, and of `__set_name__` in Python 3.11."""
+    """Compiled packages wrap it, as does `__set_name__` in Python 3.11."""
 
     def interrupted(group: object, ctx: object) -> int:
         raise kind("in an import") from KeyboardInterrupt()
@@ -171,7 +169,7 @@ def test_what_an_import_makes_of_ctrl_c_is_one_line(
     assert capsys.readouterr().err == "\npaceline: stopped\n"
 
 
-def test_an_error_of_a_command_is_not_taken_for_ctrl_c(monkeypatch: pytest.MonkeyPatch):
+def test_a_command_error_is_not_mistaken_for_ctrl_c(monkeypatch: pytest.MonkeyPatch):
     def fails(group: object, ctx: object) -> int:
         raise RuntimeError("a fault")
 
@@ -202,7 +200,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("kind", ["finalizer", "callback"])
-def test_ctrl_c_where_no_caller_can_catch_it_comes_again(kind: str, environment: dict[str, str]):
+def test_ctrl_c_swallowed_in_a_callback_is_raised_again(kind: str, environment: dict[str, str]):
     script = LOST.replace("KIND", repr(kind))
     child = subprocess.run(
         [sys.executable, "-c", script],
@@ -214,7 +212,7 @@ def test_ctrl_c_where_no_caller_can_catch_it_comes_again(kind: str, environment:
     assert (child.returncode, child.stderr) == (7, b"")
 
 
-def test_ctrl_c_names_what_a_server_waits_for_and_a_second_one_ends_it(
+def test_ctrl_c_prints_why_a_server_is_waiting_and_a_second_one_ends_it(
     environment: dict[str, str], endless_gguf: Path
 ):
     options = ("--model", endless_gguf, "--port", "0", "--shutdown-timeout", "3600")
@@ -235,8 +233,8 @@ def test_ctrl_c_names_what_a_server_waits_for_and_a_second_one_ends_it(
     assert child.returncode == 0
 
 
-def test_little_is_imported_before_ctrl_c_is_handled():
-    """Until then it is a traceback of Python."""
+def test_few_modules_are_imported_before_ctrl_c_is_handled():
+    """Before that, Ctrl-C prints a Python traceback."""
     script = """
 import sys
 before = {*sys.modules}

@@ -1,4 +1,4 @@
-"""`paceline launch` with stand-ins for the agents; benchmarks/clients runs the real ones."""
+"""`paceline launch` with fake agents; benchmarks/clients runs the real ones."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def agents(environment: dict[str, str], tmp_path: Path, home: Path) -> dict[str, str]:
-    """The environment of a user who has all agents, and a proxy and a cloud that answer nothing."""
+    """Environment of a user with all agents, and with a proxy and a cloud that never respond."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in AGENTS:
@@ -59,7 +59,7 @@ def is_open(url: str) -> bool:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_a_second_session_reads_system_prompt_and_tools_from_the_disk(
+def test_a_second_session_restores_system_prompt_and_tools_from_disk(
     agent: str, run: Run, agents: dict[str, str], home: Path, endless_gguf: Path, tmp_path: Path
 ):
     agents["PACELINE_CACHE"] = str(tmp_path / "cache")
@@ -87,7 +87,7 @@ def test_a_second_session_reads_system_prompt_and_tools_from_the_disk(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 5), (signal.SIGTERM, 6), (signal.SIGKILL, -9)]
 )
-def test_a_signal_is_the_agents_and_no_server_is_left(
+def test_signals_reach_the_agent_and_no_server_is_left(
     number: signal.Signals, code: int, agents: dict[str, str], endless_gguf: Path
 ):
     argv = ("launch", "codex", "-m", endless_gguf, "--quiet", "--", "wait")
@@ -105,7 +105,7 @@ def test_a_signal_is_the_agents_and_no_server_is_left(
             assert launch.stderr.read() == b""
 
 
-def test_ctrl_c_while_the_server_starts_stops_it(agents: dict[str, str], endless_gguf: Path):
+def test_ctrl_c_during_server_startup_stops_the_server(agents: dict[str, str], endless_gguf: Path):
     with started(agents, "launch", "codex", "-m", endless_gguf) as launch:
         wait_for(launch.stderr, b"starting a server")
         os.killpg(launch.pid, signal.SIGINT)
@@ -114,7 +114,7 @@ def test_ctrl_c_while_the_server_starts_stops_it(agents: dict[str, str], endless
     stopped_line(errors)
 
 
-def test_a_server_whose_parent_is_gone_ends_before_its_model_is_loaded(run: Run, tiny_gguf: Path):
+def test_an_orphaned_server_exits_before_loading_its_model(run: Run, tiny_gguf: Path):
     done = run("serve", "-m", tiny_gguf, "--port", "0", "--until-input-ends", input="")
     assert -done.returncode == signal.SIGTERM
     assert "serving" not in done.stderr
@@ -128,7 +128,7 @@ def served_gguf(endless_gguf: Path, cache: Path) -> Iterator[Model]:
     yield Model(files, open_engine("llamacpp", files.path, files.context_length, settings))
 
 
-def test_a_server_of_the_user_is_used_if_its_key_is_known(
+def test_launch_reuses_a_running_server_if_its_key_is_known(
     served_gguf: Model, run: Run, agents: dict[str, str], endless_gguf: Path
 ):
     argv = ("launch", "opencode", "-m", endless_gguf)
@@ -169,14 +169,14 @@ def test_a_server_of_the_user_is_used_if_its_key_is_known(
         (("codex", "-p", "hello"), "-p"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_started(
+def test_a_launch_error_is_one_line_and_starts_nothing(
     words: tuple[str, ...], reason: str, refused: Any, agents: dict[str, str], tiny_gguf: Path
 ):
     words = tuple(str(tiny_gguf) if word == "TINY" else word for word in words)
     assert reason in refused("launch", *words, env=agents)
 
 
-def test_the_context_has_room_for_a_first_answer():
+def test_launch_requires_context_for_a_first_response():
     reason = "opencode sends about 8,000 tokens, but smollm2-135m holds 8,192"
     server = Endpoint("http://127.0.0.1:8000", "none", "smollm2-135m", 8192)
     with pytest.raises(InvalidRequest, match=reason):
@@ -187,12 +187,14 @@ def test_the_context_has_room_for_a_first_answer():
 @pytest.mark.parametrize(
     ("agent", "package"), [("claude", "@anthropic-ai/claude-code"), ("codex", "@openai/codex")]
 )
-def test_how_to_install_a_missing_agent(agent: str, package: str, mistake: Any, monkeypatch: Any):
+def test_launch_prints_how_to_install_a_missing_agent(
+    agent: str, package: str, mistake: Any, monkeypatch: Any
+):
     monkeypatch.setenv("PATH", "/nowhere")
     assert f"npm install -g {package}" in mistake("launch", agent)
 
 
-def test_why_a_server_does_not_start(
+def test_launch_prints_why_a_server_does_not_start(
     run: Run, agents: dict[str, str], endless_gguf: Path, tmp_path: Path
 ):
     cut = tmp_path / "cut.gguf"

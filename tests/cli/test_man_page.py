@@ -1,4 +1,4 @@
-"""The man page in deploy/ is that of today's commands."""
+"""The man page in deploy/ matches the current commands."""
 
 import shutil
 import subprocess
@@ -11,12 +11,12 @@ from support.scripts import ROOT, script
 PAGE: Path = ROOT / "deploy/paceline.1"
 
 
-def test_the_man_page_is_that_of_todays_help():
+def test_the_man_page_matches_the_current_help():
     made = script("man_page", ROOT / "deploy").man_page()
     assert PAGE.read_text() == made, "run `python deploy/man_page.py`"
 
 
-def test_the_man_page_is_sound_roff():
+def test_the_man_page_is_valid_roff():
     mandoc = shutil.which("mandoc")
     if mandoc is None:
         pytest.skip("mandoc is not installed")

@@ -20,7 +20,7 @@ from support.process import Run
 from support.tiny import write_tiny
 
 
-def test_pull_makes_a_model_ready_and_says_where(run: Run, tiny_gguf: Path, tiny_files: Any):
+def test_pull_prepares_a_model_and_prints_its_path(run: Run, tiny_gguf: Path, tiny_files: Any):
     found = run("pull", tiny_gguf)
     assert found.stdout == f"{tiny_gguf} is ready in {tiny_files.folder}\n"
     value = json.loads(run("pull", tiny_gguf, "--json").stdout)
@@ -34,7 +34,7 @@ def test_pull_makes_a_model_ready_and_says_where(run: Run, tiny_gguf: Path, tiny
     }
 
 
-def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_files: Any):
+def test_models_are_listed_as_a_table_and_as_json(run: Run, cache: Path, tiny_files: Any):
     value = json.loads(run("models", "--json").stdout)
     assert {each["name"] for each in value} >= {DEFAULT_MODEL, tiny_files.name, *known_models()}
     (mine,) = (each for each in value if each["name"] == tiny_files.name)
@@ -45,7 +45,7 @@ def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_fi
         assert each["engine"]["engine"] == "llamacpp"
         assert each["conditions"]["block_length"]["rows"] > 0
     here = [each["here"] for each in value]
-    assert here == sorted(here, reverse=True), "those that are here come first"
+    assert here == sorted(here, reverse=True), "installed models come first"
     assert mine["context_length"] == 512
     assert all(each["to_fetch"] > 0 for each in value if not each["here"])
     text = run("models").stdout
@@ -54,9 +54,7 @@ def test_models_are_listed_for_people_and_as_json(run: Run, cache: Path, tiny_fi
     assert "to fetch" in text
 
 
-def test_show_has_what_is_known_of_a_model_without_its_weights(
-    run: Run, tiny_gguf: Path, tiny_files: Any
-):
+def test_show_describes_a_model_without_its_weights(run: Run, tiny_gguf: Path, tiny_files: Any):
     value = json.loads(run("show", tiny_gguf, "--json").stdout)
     facts = {
         **{"name": str(tiny_gguf), "installed": True, "engine": "llamacpp", "license": "cc0-1.0"},
@@ -72,7 +70,7 @@ def test_show_has_what_is_known_of_a_model_without_its_weights(
     assert f"{len(tiny_files.chat_template)} characters" in text
 
 
-def test_show_says_where_settings_come_from(run: Run, tmp_path: Path):
+def test_show_prints_the_source_of_each_setting(run: Run, tmp_path: Path):
     path = write_tiny(tmp_path / "set.gguf", fields={"general.sampling.temp": 0.5})
     assert json.loads(run("show", path, "--json").stdout)["settings"] == {
         "temperature": {"value": 0.5, "source": "model"}
@@ -80,7 +78,7 @@ def test_show_says_where_settings_come_from(run: Run, tmp_path: Path):
     assert "temperature 0.5 (model)" in run("show", path).stdout
 
 
-def test_show_of_a_model_that_is_not_installed_fetches_nothing(
+def test_show_downloads_nothing_for_a_model_that_is_not_installed(
     run: Run, refused: Callable[..., str]
 ):
     value = json.loads(run("show", "qwen3-8b", "--json").stdout)
@@ -113,9 +111,7 @@ def test_a_shell_completes_models_drafters_and_engines(
     assert run(env={**environment, **asked}).stdout.split() == words
 
 
-def test_a_shell_completes_what_can_be_removed(
-    run: Run, environment: dict[str, str], tiny_gguf: Path
-):
+def test_a_shell_completes_removable_names(run: Run, environment: dict[str, str], tiny_gguf: Path):
     asked = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline rm ", "COMP_CWORD": "2"}
     assert str(tiny_gguf) in run(env={**environment, **asked}).stdout.split()
 
@@ -138,7 +134,7 @@ def listed_bytes(name: str, capsys: pytest.CaptureFixture[str]) -> int:
 
 
 def removed(name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What `rm` says it has removed."""
+    """Return the names that `rm` reports as removed."""
     assert main(["rm", name, "--json"]) == 0
     value: dict[str, Any] = json.loads(capsys.readouterr().out)
     return value
@@ -151,14 +147,14 @@ def disk_bytes(folder: Path) -> int:
 
 @pytest.fixture
 def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder of paceline, and others of the hub and of ollama."""
+    """Empty cache folders of paceline, Hugging Face and Ollama."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "cache"
 
 
-def test_what_was_made_of_the_users_file_is_listed_and_removed(
+def test_files_derived_from_a_users_file_are_listed_and_removed(
     new_cache: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     path = tmp_path / "mine.gguf"
@@ -180,7 +176,7 @@ def test_what_was_made_of_the_users_file_is_listed_and_removed(
     assert main(["rm", str(path)]) == 2
 
 
-def test_what_was_made_of_a_model_of_ollama_is_listed_and_removed(
+def test_files_derived_from_an_ollama_model_are_listed_and_removed(
     new_cache: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     blob = pulled(tmp_path / "ollama", "registry.ollama.ai/library/tiny/q", tiny_gguf.read_bytes())
@@ -196,7 +192,7 @@ def test_what_was_made_of_a_model_of_ollama_is_listed_and_removed(
         assert [path for path in (new_cache / kept).rglob("*") if not path.is_dir()] == []
 
 
-def test_a_model_whose_file_is_gone_is_not_here_and_can_be_removed(
+def test_a_model_with_a_missing_file_is_not_installed_but_removable(
     new_cache: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     path = tmp_path / "mine.gguf"
@@ -215,7 +211,7 @@ def test_a_model_whose_file_is_gone_is_not_here_and_can_be_removed(
     assert [*models_dir(new_cache).iterdir()] == []
 
 
-def test_heads_in_the_hubs_cache_are_listed_with_what_they_are_for(
+def test_cached_draft_heads_are_listed_with_their_target(
     run: Run, tmp_path: Path, environment: dict[str, str]
 ):
     environment["HF_HUB_CACHE"] = str(tmp_path / "hub")
@@ -232,7 +228,7 @@ def test_heads_in_the_hubs_cache_are_listed_with_what_they_are_for(
     assert "--drafter dflash:someone/tiny-dspark" in mine["about"]
 
 
-def test_a_check_of_models_fails_with_exit_1(
+def test_a_failed_model_check_exits_with_1(
     run: Run, refused: Any, tiny_gguf: Path, tmp_path: Path, environment: dict[str, str]
 ):
     environment["PACELINE_CACHE"] = str(tmp_path / "cache")
@@ -245,7 +241,7 @@ def test_a_check_of_models_fails_with_exit_1(
     assert "has 1000 bytes" in refused("generate", "x", "--model", name)
 
 
-def test_a_model_that_cannot_be_fetched_is_one_line(
+def test_a_failed_model_download_is_a_one_line_error(
     refused: Any, environment: dict[str, str], tmp_path: Path
 ):
     environment["PACELINE_CACHE"] = str(tmp_path / "cache")
@@ -255,7 +251,7 @@ def test_a_model_that_cannot_be_fetched_is_one_line(
 
 @pytest.mark.parametrize("command", ["generate", "pull", "plan", "chat", "verify"])
 @pytest.mark.parametrize("kind", ["foreign", "truncated", "empty", "folder"])
-def test_a_file_that_is_no_model_is_refused_by_every_command(
+def test_every_command_rejects_a_file_that_is_not_a_model(
     command: str, kind: str, mistake: Any, tiny_files: Any, tmp_path: Path
 ):
     path = tmp_path / "bad.gguf"

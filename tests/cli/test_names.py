@@ -1,4 +1,4 @@
-"""Commands with names of the hub: a process of its own, a fake hub through HF_ENDPOINT."""
+"""Commands with Hugging Face names, in separate processes with a fake hub through HF_ENDPOINT."""
 
 import json
 import os
@@ -19,7 +19,7 @@ F16 = "tiny-F16.gguf"
 
 @pytest.fixture
 def fake(environment: dict[str, str], tiny_gguf: Path, tmp_path: Path) -> Iterator[FakeHub]:
-    """A hub with the tiny model, which the commands use."""
+    """A fake hub with the tiny model for the commands."""
     with serving() as found:
         environment.pop("HF_TOKEN", None)
         environment.update(found.environment(tmp_path / "home"))
@@ -29,7 +29,7 @@ def fake(environment: dict[str, str], tiny_gguf: Path, tmp_path: Path) -> Iterat
         yield found
 
 
-def test_a_model_of_the_hub_is_pulled_and_answers_without_a_network(
+def test_a_pulled_hugging_face_model_works_offline(
     fake: FakeHub, run: Run, refused: Callable[..., str], tmp_path: Path
 ):
     found = run("pull", f"{NAME}:f16")
@@ -53,11 +53,11 @@ def test_a_model_of_the_hub_is_pulled_and_answers_without_a_network(
     assert mine["file"].endswith(F16)
 
 
-def test_offline_the_default_model_is_not_fetched_either(fake: FakeHub, refused: Any):
+def test_offline_mode_does_not_download_the_default_model(fake: FakeHub, refused: Any):
     assert "cannot download smollm2-135m" in refused("pull", "--offline")
 
 
-def test_ctrl_c_during_a_download_keeps_what_came_for_the_next_command(
+def test_ctrl_c_during_a_download_keeps_partial_data_for_the_next_command(
     fake: FakeHub, run: Run, environment: dict[str, str], tiny_gguf: Path, tmp_path: Path
 ):
     # What is after the last tensor is not read.

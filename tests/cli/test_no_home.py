@@ -1,4 +1,4 @@
-"""Commands of a user without a home, or with one that cannot be written."""
+"""Commands without a home folder, or with a read-only one."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def homeless(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., An
     return run
 
 
-def test_a_models_path_runs_with_a_note_and_what_cannot_be_kept_names_the_variable(
+def test_a_read_only_home_allows_model_paths_and_names_the_cache_variable(
     homeless: Callable[..., Any], tiny_gguf: Path
 ):
     answer = homeless("generate", "Hello", "-n", 4, "--keep", "--model", tiny_gguf)
@@ -70,7 +70,7 @@ def test_a_models_path_runs_with_a_note_and_what_cannot_be_kept_names_the_variab
     assert homeless("models").stdout
 
 
-def test_a_model_of_the_hub_names_the_variable_of_its_cache(homeless: Callable[..., Any]):
+def test_a_failed_hugging_face_download_names_the_cache_variable(homeless: Callable[..., Any]):
     with serving() as fake:
         fake.add("owner/tiny", "tiny-Q8_0.gguf")
         found = homeless("pull", "owner/tiny", code=2, HF_ENDPOINT=fake.url)

@@ -9,7 +9,7 @@ from paceline.engines.exact import CONDITIONS
 from paceline.runtime.model import Model
 
 
-def test_a_plan_has_the_costs_of_this_machine(model: Model):
+def test_a_plan_shows_forward_pass_costs_on_this_machine(model: Model):
     report = costs_report(model, measure=True)
     value = json.loads(json.dumps(report.value))
     assert [row["rows"] for row in value["rows"]] == [*ROWS[1:]]
@@ -22,7 +22,7 @@ def test_a_plan_has_the_costs_of_this_machine(model: Model):
         assert all(len(row) == len(head) for row in rows)
 
 
-def test_a_plan_has_a_second_table_where_long_contexts_cost_more(
+def test_a_plan_has_a_second_table_if_long_contexts_cost_more(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     costs = CostTable({1: 0.01, 2: 0.012}, per_token={1: 1e-5, 2: 2e-5})
@@ -32,7 +32,7 @@ def test_a_plan_has_a_second_table_where_long_contexts_cost_more(
     assert "512 tokens" in report.tables[1][0]
 
 
-def test_there_is_a_row_for_every_measured_length_but_plain():
+def test_a_plan_has_a_row_per_measured_length_except_plain():
     free = cost_facts(CostTable({1: 0.01, 2: 0.01, 4: 0.01}))["rows"]
     dear = cost_facts(CostTable({1: 0.01, 2: 0.02, 4: 0.04}))["rows"]
     assert [(row["rows"], row["milliseconds"], row["ratio"]) for row in free] == [

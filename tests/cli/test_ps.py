@@ -29,7 +29,7 @@ def test_the_served_model_is_listed(model: Model, capsys: pytest.CaptureFixture[
         assert served["id"] in capsys.readouterr().out
 
 
-def test_without_a_url_the_servers_of_this_user_are_listed(
+def test_ps_without_a_url_lists_the_users_servers(
     model: Model, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     with running(model) as server, registration() as register:
@@ -39,7 +39,7 @@ def test_without_a_url_the_servers_of_this_user_are_listed(
     assert f"{server.url}/v1" in [entry["url"] for entry in listed]
 
 
-def test_a_server_with_another_key_is_listed_and_the_others_too(
+def test_ps_lists_a_server_with_another_key_next_to_the_rest(
     model: Model, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     closed = Settings(api_keys=("secret",))
@@ -51,20 +51,20 @@ def test_a_server_with_another_key_is_listed_and_the_others_too(
         assert (locked["id"], locked["state"]) == (None, "needs its key")
 
 
-def test_without_a_server_nothing_is_listed(capsys: pytest.CaptureFixture[str]):
+def test_ps_lists_nothing_without_a_server(capsys: pytest.CaptureFixture[str]):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         assert listed(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", capsys) == []
 
 
 @pytest.mark.parametrize("url", ["no url", "http://127.0.0.1:1:2"])
-def test_a_url_that_is_none_is_one_line(url: str, capsys: pytest.CaptureFixture[str]):
+def test_an_invalid_url_is_a_one_line_error(url: str, capsys: pytest.CaptureFixture[str]):
     assert main(["ps", "--url", url]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize(("host", "sent"), [("127.0.0.1", True), ("models.example", False)])
-def test_the_key_of_the_own_server_is_sent_to_this_machine_alone(
+def test_the_servers_api_key_is_sent_only_to_this_machine(
     host: str, sent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     clients: list[Any] = []

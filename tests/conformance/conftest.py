@@ -17,7 +17,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> Plain:
-    """Logits of every row of a text in a sequence of its own, given how many tokens are a prompt.
+    """Logits of every row of a text in a separate sequence, given the length of its prompt.
 
     The prompt is read at once, and the answer comes one token at a time.
     """

@@ -1,4 +1,4 @@
-"""What every drafter must pass, whatever the text and whatever it was shown."""
+"""The contract of every drafter, for any text and any history."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ texts = st.lists(st.integers(0, VOCABULARY - 1), max_size=40)
 
 
 class Growth(NamedTuple):
-    """How a context grows by a step, and what the drafters are shown of it."""
+    """A step that extends the context, and its tokens as the drafters observe them."""
 
     tokens: list[int]
     rejected: list[int]
@@ -64,7 +64,7 @@ def create(spec: str, shared: DrafterResources | None = None) -> list[Drafter]:
 def contexts(drafters: list[Drafter], grown: list[Growth]) -> Iterator[list[int]]:
     context: list[int] = []
     for tokens, rejected, seed, in_prompt in grown:
-        # A block is the last token and drafts; what it brought is its kept rows' tokens.
+        # A block is the last token and drafts; its result is the tokens of the kept rows.
         block = tokens if in_prompt else [*context[-1:], *tokens[:-1], *rejected]
         rows = 0 if in_prompt else len(block)
         logits = np.random.default_rng(seed).normal(size=(rows, VOCABULARY)).astype(np.float32)
@@ -86,7 +86,7 @@ def proposals(drafters: list[Drafter], grown: list[Growth], limit: int) -> list[
 
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
-def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
+def test_a_proposal_respects_the_limit_and_the_vocabulary(
     spec: str, shared: DrafterResources, grown: list[Growth], limit: int
 ):
     for proposal in proposals(create(spec, shared), grown, limit):
@@ -97,7 +97,7 @@ def test_a_proposal_keeps_to_the_limit_and_the_vocabulary(
 
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
-def test_the_same_history_brings_the_same_proposals(
+def test_the_same_history_gives_the_same_proposals(
     spec: str, shared: DrafterResources, grown: list[Growth], limit: int
 ):
     first = proposals(create(spec, shared), grown, limit)
@@ -106,7 +106,7 @@ def test_the_same_history_brings_the_same_proposals(
 
 @settings(max_examples=40)
 @given(grown=growths, limit=st.integers(1, 20))
-def test_asking_again_changes_neither_the_answer_nor_the_context(
+def test_proposing_again_changes_neither_the_draft_nor_the_context(
     spec: str, shared: DrafterResources, grown: list[Growth], limit: int
 ):
     drafters = create(spec, shared)
@@ -116,7 +116,7 @@ def test_asking_again_changes_neither_the_answer_nor_the_context(
             first = drafter.propose(context, limit)
             kept = list(first.tokens)
             assert drafter.propose(context, limit) == first
-            # A proposal stays what it was when the context grows.
+            # A proposal does not change when the context grows.
             context.append(0)
             assert list(first.tokens) == kept
             context.pop()
@@ -125,7 +125,7 @@ def test_asking_again_changes_neither_the_answer_nor_the_context(
 
 @settings(max_examples=40)
 @given(text=texts, growth=st.integers(1, 7), limit=st.integers(1, 20))
-def test_a_context_may_grow_token_by_token_or_by_leaps(
+def test_a_context_may_grow_by_any_number_of_tokens(
     spec: str, shared: DrafterResources, text: list[int], growth: int, limit: int
 ):
     leaping, stepping = create(spec, shared), create(spec, shared)
@@ -139,7 +139,7 @@ def test_a_context_may_grow_token_by_token_or_by_leaps(
 
 @pytest.mark.parametrize("spec", MATCHERS)
 @pytest.mark.parametrize("context", [[], [3]], ids=["empty", "one token"])
-def test_there_is_nothing_to_say_before_anything_repeats(spec: str, context: list[int]):
+def test_a_matcher_proposes_nothing_before_a_repetition(spec: str, context: list[int]):
     for drafter in create(spec):
         assert not drafter.propose(context, 4).tokens
         # And it starts from there as from any other context.
@@ -148,7 +148,7 @@ def test_there_is_nothing_to_say_before_anything_repeats(spec: str, context: lis
 
 
 @pytest.mark.parametrize("spec", MATCHERS)
-def test_a_fresh_drafter_knows_nothing_of_another_request(spec: str):
+def test_drafters_of_different_requests_share_no_state(spec: str):
     for drafter in create(spec):
         drafter.propose([1, 2, 3] * 5, 4)
     for drafter in create(spec):
@@ -156,7 +156,7 @@ def test_a_fresh_drafter_knows_nothing_of_another_request(spec: str):
 
 
 @pytest.mark.parametrize("spec", MATCHERS)
-def test_drafts_of_a_repeating_text_are_right(spec: str):
+def test_drafts_of_a_repeating_text_are_correct(spec: str):
     text = [1, 2, 3, 4, 5, 0] * 4
     for drafter in create(spec):
         proposal = drafter.propose(text[:14], 3)

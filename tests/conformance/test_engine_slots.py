@@ -46,7 +46,7 @@ def test_rejected_drafts_and_freed_blocks_leave_no_trace(
 
 @pytest.mark.parametrize("poisoned", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 8, 9, 31, 32, 33, 48])
-def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
+def test_a_rewound_sequence_continues_as_if_it_had_never_been_longer(
     engine: Engine, plain: Plain, sequence: KVSequence, length: int, poisoned: bool
 ):
     first, second = random_text(engine, 48, 1), random_text(engine, 48, 2)
@@ -65,7 +65,7 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_been_longer(
         sequence.commit(3)
 
 
-def test_poisoned_slots_of_a_closed_parent_change_no_row_of_its_fork(
+def test_poisoned_slots_of_a_closed_parent_do_not_change_its_fork(
     engine: Engine, plain: Plain, sequence: KVSequence
 ):
     text = random_text(engine, 84)
@@ -80,9 +80,7 @@ def test_poisoned_slots_of_a_closed_parent_change_no_row_of_its_fork(
             child.commit(4)
 
 
-def test_a_poisoned_slot_that_is_read_changes_rows(
-    engine: Engine, plain: Plain, sequence: KVSequence
-):
+def test_reading_a_poisoned_slot_changes_rows(engine: Engine, plain: Plain, sequence: KVSequence):
     # Without this, poison that reaches no cache would pass every test above.
     text = random_text(engine, 40)
     feed(engine, sequence, text[:30])
@@ -96,10 +94,10 @@ def test_a_poisoned_slot_that_is_read_changes_rows(
 @pytest.mark.pairs
 @pytest.mark.parametrize("rows", [1, 2, 7, 24])
 @pytest.mark.parametrize("beside", [False, True])
-def test_decode_rows_computed_again_many_to_a_call_leave_the_same_keys_and_values(
+def test_recomputing_decode_rows_in_large_passes_gives_identical_kv(
     engine: Engine, plain: Plain, sequence: KVSequence, other: KVSequence, rows: int, beside: bool
 ):
-    """What goes on after a preemption: blocks of an answer of which no logits are wanted."""
+    """A preempted response resumes with blocks that need no logits."""
     text = random_text(engine, 60)
     feed(engine, sequence, text[:20])
     feed(engine, other, random_text(engine, 20, 1))
@@ -114,7 +112,7 @@ def test_decode_rows_computed_again_many_to_a_call_leave_the_same_keys_and_value
         sequence.commit(4)
 
 
-def test_slots_freed_by_closing_are_counted_once_where_they_are_shared(engine: Engine):
+def test_shared_slots_freed_by_closing_are_counted_once(engine: Engine):
     before = engine.free_slots
     text = random_text(engine, 70)
     with ExitStack() as stack:
@@ -134,7 +132,7 @@ def test_slots_freed_by_closing_are_counted_once_where_they_are_shared(engine: E
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("committed", [0, 20])
-def test_no_more_rows_can_be_kept_than_the_block_had(
+def test_a_sequence_cannot_commit_more_rows_than_the_block_has(
     engine: Engine, sequence: KVSequence, rows: int, committed: int
 ):
     # Padding rows that an engine adds on its own are not the block's.
@@ -152,7 +150,7 @@ def test_no_more_rows_can_be_kept_than_the_block_had(
 
 
 @pytest.mark.parametrize("length", [-1, 21])
-def test_a_sequence_cannot_be_rewound_to_where_it_never_was(
+def test_a_sequence_cannot_be_rewound_past_its_length(
     engine: Engine, sequence: KVSequence, length: int
 ):
     feed(engine, sequence, random_text(engine, 20))
@@ -167,7 +165,7 @@ def _next_row(engine: Engine, sequence: KVSequence, token: int) -> Rows:
     return row
 
 
-def test_a_sequence_can_fill_its_context_and_no_more(
+def test_a_sequence_cannot_exceed_its_context(
     engine: Engine, sequence: KVSequence, other: KVSequence
 ):
     text = random_text(engine, engine.context_length)
@@ -186,7 +184,7 @@ def test_a_sequence_can_fill_its_context_and_no_more(
 
 
 def fill(engine: Engine, stack: ExitStack) -> list[KVSequence]:
-    """Sequences that hold every slot that is free now; all but the last span a whole context."""
+    """Open sequences that hold all free slots; all but the last span a whole context."""
     filling: list[KVSequence] = []
     text = random_text(engine, engine.context_length)
     chunk = 64
@@ -203,14 +201,14 @@ def fill(engine: Engine, stack: ExitStack) -> list[KVSequence]:
 
 
 def grows(engine: Engine) -> bool:
-    """Whether a sequence takes slots as it grows, rather than a whole context when it begins."""
+    """Return whether a sequence takes slots as it grows, not a whole context at its start."""
     free = engine.free_slots
     with closing(engine.open()) as sequence:
         feed(engine, sequence, random_text(engine, 2))
         return free - engine.free_slots < engine.context_length
 
 
-def test_a_full_cache_begins_no_sequence(engine: Engine, plain: Plain):
+def test_a_full_cache_opens_no_sequence(engine: Engine, plain: Plain):
     text = random_text(engine, 64)
     expected = plain(text, 0)
     with ExitStack() as stack, closing(engine.open()) as fresh:
@@ -223,7 +221,7 @@ def test_a_full_cache_begins_no_sequence(engine: Engine, plain: Plain):
         assert same(logits, expected)
 
 
-def test_a_full_cache_refuses_a_block_and_changes_nothing(
+def test_a_full_cache_rejects_a_block_and_changes_nothing(
     engine: Engine, plain: Plain, sequence: KVSequence
 ):
     if not grows(engine):
@@ -244,7 +242,7 @@ def test_a_full_cache_refuses_a_block_and_changes_nothing(
         assert same(logits, expected)
 
 
-def test_a_call_that_does_not_fit_takes_no_slots(
+def test_a_forward_pass_that_does_not_fit_takes_no_slots(
     engine: Engine, plain: Plain, sequence: KVSequence, other: KVSequence
 ):
     if not grows(engine):

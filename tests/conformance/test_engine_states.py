@@ -21,8 +21,8 @@ from paceline.engines.base import Engine, KVSequence
 from support.engine_rows import Rows, random_text, run, same
 
 
-class Held:
-    """A sequence, the tokens that should be in it, and how many of them were read as a prompt."""
+class TrackedSequence:
+    """A sequence, its expected tokens, and the number of prompt tokens among them."""
 
     def __init__(self, sequence: KVSequence, tokens: list[int], read: int = 0) -> None:
         self.sequence = sequence
@@ -38,16 +38,16 @@ places = st.integers(0, MOST - 1)
 
 
 class AnyUse(RuleBasedStateMachine):
-    """Opens, runs, keeps, rewinds, forks and closes in any order; rows must always be plain's."""
+    """Open, run, commit, rewind, fork and close in any order; rows must match plain decoding."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.engine = engine
-        self.held: list[Held] = []
+        self.held: list[TrackedSequence] = []
         self.known: dict[tuple[int, ...], Rows] = {}
 
     def fresh(self, text: list[int], prompt: int) -> Rows:
-        """All rows of a text in a sequence of its own that nothing was ever done with."""
+        """Return all rows of a text in an unused sequence."""
         key = (prompt, *text)
         if key not in self.known:
             rows = []
@@ -66,12 +66,12 @@ class AnyUse(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.held.append(Held(self.engine.open(), []))
+        self.held.append(TrackedSequence(self.engine.open(), []))
 
     @precondition(lambda self: len(self.held) < MOST)
     @rule()
     def open(self):
-        self.held.append(Held(self.engine.open(), []))
+        self.held.append(TrackedSequence(self.engine.open(), []))
 
     @precondition(lambda self: self.held)
     @rule(
@@ -122,7 +122,7 @@ class AnyUse(RuleBasedStateMachine):
         expected = one.sequence.fork_length(length)
         child = one.sequence.fork(length)
         assert child.length == expected
-        self.held.append(Held(child, one.tokens[: child.length], child.length))
+        self.held.append(TrackedSequence(child, one.tokens[: child.length], child.length))
         assert child.length <= min(length, one.sequence.shareable_length)
 
     @precondition(lambda self: len(self.held) > 1)
@@ -131,7 +131,7 @@ class AnyUse(RuleBasedStateMachine):
         self.held.pop(place % len(self.held)).sequence.close()
 
 
-def test_any_use_in_any_order_gives_the_rows_of_a_fresh_sequence(engine: Engine):
+def test_any_sequence_of_operations_matches_a_fresh_sequence(engine: Engine):
     several = engine.name == "mlx" or "states" in engine.describe()  # of that kind
     examples = 12 if several else 40
     run_state_machine_as_test(

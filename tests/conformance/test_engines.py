@@ -16,7 +16,7 @@ from support.engine_rows import Plain, feed, random_text, run, same
 from support.packages import NEEDED, missing
 
 
-def test_plain_decoding_depends_on_every_token_before(engine: Engine, plain: Plain):
+def test_plain_decoding_depends_on_every_previous_token(engine: Engine, plain: Plain):
     # Without this, rows that ignore the cache altogether would pass every test below.
     text = random_text(engine, 40)
     changed = [(text[0] + 1) % engine.vocab_size, *text[1:]]
@@ -26,7 +26,7 @@ def test_plain_decoding_depends_on_every_token_before(engine: Engine, plain: Pla
 
 
 @pytest.mark.parametrize("rows", range(2, 17))
-def test_a_row_is_the_same_in_a_block_of_any_length_at_any_place(
+def test_a_row_is_bit_identical_at_any_place_in_a_block_of_any_length(
     engine: Engine, plain: Plain, sequence: KVSequence, rows: int
 ):
     text = random_text(engine, 64)
@@ -40,7 +40,7 @@ def test_a_row_is_the_same_in_a_block_of_any_length_at_any_place(
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 5, 7, 8, 16, 31, 32, 33, 64])
-def test_a_prompt_may_be_cut_into_chunks_of_any_length(
+def test_a_prompt_may_be_split_into_chunks_of_any_length(
     engine: Engine, plain: Plain, sequence: KVSequence, chunk: int
 ):
     text = random_text(engine, 64)
@@ -55,7 +55,7 @@ def test_a_prompt_may_be_cut_into_chunks_of_any_length(
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 6])
-def test_the_trailing_rows_come_back_as_many_as_were_wanted(
+def test_a_forward_pass_returns_the_requested_number_of_trailing_rows(
     engine: Engine, plain: Plain, sequence: KVSequence, rows: int
 ):
     text = random_text(engine, 30)
@@ -66,7 +66,7 @@ def test_the_trailing_rows_come_back_as_many_as_were_wanted(
     assert same(logits, plain(text, 24)[30 - rows :])
 
 
-def test_a_call_reports_for_every_block_in_order(
+def test_a_forward_pass_returns_results_in_block_order(
     engine: Engine, sequence: KVSequence, other: KVSequence
 ):
     text = random_text(engine, 8)
@@ -78,7 +78,7 @@ def test_a_call_reports_for_every_block_in_order(
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_sequences_of_one_call_do_not_see_each_other(
+def test_sequences_in_one_forward_pass_do_not_affect_each_other(
     engine: Engine, plain: Plain, data: st.DataObject
 ):
     # Each has its own context and block length: parts of prompts and of answers are mixed.
@@ -99,7 +99,7 @@ def test_sequences_of_one_call_do_not_see_each_other(
             assert same(logits, rows_alone)
 
 
-def test_an_engine_describes_itself_in_words(engine: Engine):
+def test_an_engine_describes_itself_with_strings(engine: Engine):
     facts = engine.describe()
     assert facts["engine"] == engine.name
     assert all(isinstance(value, str) for value in facts.values())
@@ -107,6 +107,6 @@ def test_an_engine_describes_itself_in_words(engine: Engine):
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_what_needs_another_package_is_run_where_that_is_installed(name: str):
+def test_engines_with_missing_packages_are_skipped(name: str):
     if absent := missing(name):
         pytest.skip(f"all tests of {name} are left out: {', '.join(absent)} not installed")

@@ -1,4 +1,4 @@
-"""The promise: whatever drafts, the tokens are those of plain decoding."""
+"""The promise: every drafter gives the tokens of plain decoding."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def toy(engine: Engine) -> bool:
 
 
 def drafters_of(name: str) -> Sequence[str]:
-    """Drafters for a rule that no engine takes part in: a quarter for each, but all for a toy."""
+    """Return drafters for rules independent of the engine: a quarter per engine, all for a toy."""
     return DRAFTERS[RANDOM.index(name) % 4 :: 4] if name in RANDOM else DRAFTERS
 
 
@@ -57,7 +57,7 @@ def engine_name(request: pytest.FixtureRequest) -> str:
 
 
 def some(engine: Engine, cases: Sequence[Any]) -> Sequence[Any]:
-    """The cases, or a tenth of them where a call takes longer than the logic that is tested."""
+    """Return the cases, or a tenth of them if forward passes are slower than the tested logic."""
     return cases if toy(engine) else cases[::10]
 
 
@@ -92,14 +92,14 @@ def shared(engine: Engine, plainly: Plainly, tmp_path_factory: pytest.TempPathFa
     return Shared(resources, KeptText.count(answers, engine.vocab_size))
 
 
-def test_answers_differ_between_prompts_samplings_and_seeds(plainly: Plainly):
+def test_responses_differ_between_prompts_sampling_options_and_seeds(plainly: Plainly):
     # Without this, an engine that always says the same would pass every test below.
     told = {tuple(plainly(prompt, sampling).tokens) for prompt in (0, 1) for sampling in range(11)}
     assert len(told) > 16
 
 
 class Case(NamedTuple):
-    """How to draft, and the first of the samplings of a call's sequences."""
+    """Drafting options, and the first sampling options of the sequences in a pass."""
 
     policy: str
     block: int
@@ -114,7 +114,7 @@ PRODUCT = [Case(policy, block, block % len(SAMPLINGS)) for policy in POLICIES fo
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
-def test_no_drafter_and_no_policy_changes_a_token(
+def test_drafters_and_policies_change_no_token(
     engine: Engine, engine_name: str, plainly: Plainly, shared: Shared, spec: str
 ):
     ran = defaultdict(list)
@@ -175,7 +175,7 @@ def test_drafts_rejected_at_any_position_change_no_token(
         )
         assert run(engine, [one]) == [expected], f"{block=} {every=} {SAMPLINGS[sampling]}"
         if every == TOKENS:
-            # All stood: the fewest calls that so many tokens can take.
+            # All drafts were accepted, in the minimum number of forward passes for these tokens.
             assert one.counters.steps == -(-(TOKENS - 1) // block)
         if every == 1:
             assert one.counters.accepted == 0
@@ -234,7 +234,7 @@ asked = st.lists(
 )
 
 
-def test_requests_that_begin_and_end_in_any_order_change_no_token(engine: Engine, shared: Shared):
+def test_requests_starting_and_ending_in_any_order_change_no_token(engine: Engine, shared: Shared):
     @settings(max_examples=40 if toy(engine) else 5)
     @given(asks=asked)
     def check(asks: list[tuple[Any, ...]]) -> None:
@@ -267,7 +267,7 @@ FEW = Sampling(temperature=1.0, logit_bias={3: 60.0, 4: 60.0, 5: 60.0}, seed=1)
 LOOP = Repetition(max_pattern_size=4, min_count=3)
 
 
-def test_an_answer_ends_at_the_same_token_with_every_drafter(
+def test_a_response_ends_at_the_same_token_with_every_drafter(
     engine: Engine, engine_name: str, plainly: Plainly, shared: Shared
 ):
     prompt, whole = prompt_of(engine, 0), plainly(0, 0)
@@ -304,7 +304,7 @@ def test_an_answer_ends_at_the_same_token_with_every_drafter(
         assert run(engine, going) == expected, f"{spec} {policy} {block=}"
 
 
-def test_an_answer_may_run_into_the_end_of_the_context(
+def test_a_response_may_reach_the_end_of_the_context(
     engine: Engine, engine_name: str, shared: Shared
 ):
     rng = np.random.default_rng(5)
@@ -318,7 +318,7 @@ def test_an_answer_may_run_into_the_end_of_the_context(
 
 
 @pytest.mark.parametrize("known", [1, 8, 33, 69, 70])
-def test_a_prompt_that_is_partly_cached_gives_the_same_answer(engine: Engine, known: int):
+def test_a_partly_cached_prompt_gives_the_same_response(engine: Engine, known: int):
     rng = np.random.default_rng(6)
     prompt = rng.integers(0, engine.vocab_size, 70).tolist()
     expected = answer(engine, prompt, stopping=Stopping(max_tokens=TOKENS))

@@ -1,4 +1,4 @@
-"""Row invariance switched off in each engine: both checks of it must find that, or they prove none.
+"""Row invariance disabled in each engine: both checks must detect it, or they prove nothing.
 
 `measure_invariance` is what `exact` rests on; `row_checks` is the first part of `verify`.
 """
@@ -23,7 +23,7 @@ from support.llamacpp import library
 from support.tiny import SIZES, WIDE, Type, write_tiny
 
 
-def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
+def test_verification_detects_inexact_single_rows_in_llamacpp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from paceline.engines.llamacpp.engine import LlamaCppEngine
@@ -45,7 +45,7 @@ def test_single_rows_of_the_llamacpp_engine_are_found_where_keys_are_dropped(
     assert values[2] == 0 < values[1]
 
 
-def test_calls_of_llama_cpp_that_take_another_product_are_found(
+def test_verification_detects_a_different_llama_cpp_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from paceline.engines.llamacpp.engine import LlamaCppEngine
@@ -65,7 +65,7 @@ def test_calls_of_llama_cpp_that_take_another_product_are_found(
 
 
 @pytest.mark.mlx
-def test_an_mlx_engine_that_ignores_its_rule_is_found(
+def test_verification_detects_an_mlx_engine_that_breaks_its_row_rules(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ):
     mlx.needs()
@@ -102,7 +102,7 @@ def test_an_mlx_engine_that_ignores_its_rule_is_found(
 
 
 @pytest.mark.coreml
-def test_a_rehearsal_that_adds_in_another_order_by_a_rows_place_is_found(
+def test_verification_detects_an_emulator_with_another_summation_order(
     tiny_core_ml: Any, monkeypatch: pytest.MonkeyPatch
 ):
     from paceline_coreml.engine.engine import CoreMlEngine

@@ -28,7 +28,7 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def takes(tokenizer: Tokenizer) -> Callable[[Constraint, str], bool]:
-    """Whether a text may be the whole answer."""
+    """Return whether a text may be the whole response."""
 
     def takes(constraint: Constraint, text: str) -> bool:
         tokens = tokenizer.encode(text)

@@ -1,4 +1,4 @@
-"""Grammars of tool calls, for every form: written calls are allowed, allowed calls are read."""
+"""Grammars of tool calls in every format: written calls are allowed, allowed calls are parsed."""
 
 import json
 from contextlib import suppress
@@ -39,7 +39,7 @@ NESTED = ToolCall("trip", '{"hour": 0, "by": "the \\"bus\\"", "seats": {"a": tru
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
-def test_a_written_tool_call_is_allowed_and_read_back(
+def test_a_written_tool_call_is_allowed_and_parsed(
     form: ToolForm, grammars: Grammars, takes: Takes
 ):
     for call, other in ((NESTED, "now"), (NOW, "trip")):
@@ -51,7 +51,7 @@ def test_a_written_tool_call_is_allowed_and_read_back(
 
 
 @pytest.mark.parametrize("form", TEXT_FORMS, ids=lambda form: form.name)
-def test_parallel_tool_calls_are_allowed_where_the_form_has_them(
+def test_parallel_tool_calls_are_allowed_if_the_format_supports_them(
     form: ToolForm, grammars: Grammars, takes: Takes
 ):
     text = written_calls(form, [TRIP, NOW])
@@ -64,16 +64,14 @@ def test_parallel_tool_calls_are_allowed_where_the_form_has_them(
 
 
 @each_syntax
-def test_arguments_that_do_not_match_are_not_allowed(
-    form: ToolForm, grammars: Grammars, takes: Takes
-):
+def test_invalid_tool_arguments_are_not_allowed(form: ToolForm, grammars: Grammars, takes: Takes):
     for bad in ('{"hour": 24, "by": 3}', '{"by": 3}', '{"hour": 1, "by": 4}'):
         text = written_calls(form, [ToolCall("trip", bad)])
         assert not takes(grammars.tools(FUNCTIONS, "required", form=form), text)
 
 
 @pytest.mark.parametrize("form", TEXT_FORMS, ids=lambda form: form.name)
-def test_text_and_tool_calls_are_told_apart(form: ToolForm, grammars: Grammars, takes: Takes):
+def test_text_and_tool_calls_are_distinguished(form: ToolForm, grammars: Grammars, takes: Takes):
     text = "Let me see: {[<|( and more"
     assert takes(grammars.tools(FUNCTIONS, form=form), text)
     assert not takes(grammars.tools(FUNCTIONS, "required", form=form), text)
@@ -102,7 +100,7 @@ def test_forced_tool_calls_are_valid_and_the_same_with_every_drafter(
 
 
 @each_syntax
-def test_thoughts_may_precede_a_forced_tool_call(form: ToolForm, grammars: Grammars, takes: Takes):
+def test_reasoning_may_precede_a_forced_tool_call(form: ToolForm, grammars: Grammars, takes: Takes):
     call = written_calls(form, [NOW])
 
     def fits(text: str, marks: ReasoningMarks) -> bool:
@@ -147,7 +145,7 @@ def test_any_parameters_are_compiled_or_rejected(
     assert read(text, form, {"f": parameters}).calls[0].name == "f"
 
 
-def test_a_name_or_key_that_a_form_cannot_write_is_rejected(grammars: Grammars):
+def test_a_name_or_key_that_a_format_cannot_express_is_rejected(grammars: Grammars):
     with raises(InvalidRequest, "'a b'"):
         grammars.tools([{"name": "a b"}], form=GEMMA)
     parameters = {"properties": {"a b": {}}}

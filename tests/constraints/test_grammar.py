@@ -1,4 +1,4 @@
-"""Which texts a schema, an expression, a grammar or tools allow."""
+"""The texts that schemas, regular expressions, grammars and tools allow."""
 
 import json
 from typing import Any
@@ -34,7 +34,9 @@ jsonschema = pytest.importorskip("jsonschema")
         ("{}{}", False),
     ],
 )
-def test_a_json_object_is_one(text: str, fits: bool, grammars: Grammars, takes: Takes):
+def test_json_mode_allows_only_json_objects(
+    text: str, fits: bool, grammars: Grammars, takes: Takes
+):
     assert takes(grammars.json_object(), text) is fits
 
 
@@ -58,7 +60,7 @@ LOOSE = {"properties": {"a": {"items": {"type": "integer"}}}, "type": "object"}
         ({}, '"anything"', True),
     ],
 )
-def test_a_schema_decides_what_is_allowed(
+def test_a_schema_determines_the_allowed_text(
     schema: dict[str, Any], text: str, fits: bool, grammars: Grammars, takes: Takes
 ):
     assert takes(grammars.json_schema(schema), text) is fits
@@ -68,13 +70,13 @@ def test_a_schema_decides_what_is_allowed(
     ("text", "fits"), [("ab", True), ("aab", True), ("b", False), ("ab\n", False), ("xab", False)]
 )
 @pytest.mark.parametrize("expression", ["a+b", "^a+b$"])
-def test_an_expression_is_of_the_whole_text(
+def test_a_regular_expression_matches_the_whole_text(
     expression: str, text: str, fits: bool, grammars: Grammars, takes: Takes
 ):
     assert takes(grammars.regex(expression), text) is fits
 
 
-def test_a_grammar_may_nest(grammars: Grammars, takes: Takes):
+def test_a_grammar_may_be_recursive(grammars: Grammars, takes: Takes):
     nested = 'start: "a" start "b" | "c"'
     assert takes(grammars.lark(nested), "aacbb")
     assert not takes(grammars.lark(nested), "aacb")
@@ -107,10 +109,10 @@ def test_tool_calls_are_allowed_by_tool_choice(
         assert fits is (choice in choices.split()), choice
 
 
-def test_a_model_that_has_called_may_go_on_with_one_token_of_text_which_ends_the_answer(
+def test_a_required_tool_call_may_be_followed_by_one_final_text_token(
     grammars: Grammars, tokenizer: Tokenizer
 ):
-    """Else a line feed, which most models write there, would have to begin another call."""
+    """Otherwise a line feed, which most models write there, would have to start another call."""
     constraint = grammars.tools(FUNCTIONS, "required")
     for token in tokenizer.encode(f"{WEATHER}\n"):
         constraint.push(token)

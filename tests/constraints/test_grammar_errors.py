@@ -1,4 +1,4 @@
-"""Grammars that are rejected: each with one line, none at the cost of the process."""
+"""Rejected grammars: each raises a one-line error, and none crashes the process."""
 
 import json
 import sys
@@ -53,7 +53,7 @@ HUGE = "y" * MAX_CHARACTERS
         (lambda g: g.tools([{"name": "f", "parameters": {"type": "array"}}]), "'array'"),
     ],
 )
-def test_an_invalid_grammar_is_rejected_in_one_line(
+def test_an_invalid_grammar_is_rejected_with_a_one_line_error(
     make: Callable[[Grammars], Constraint], cause: str, grammars: Grammars
 ):
     with raises(InvalidRequest, cause) as caught:
@@ -62,7 +62,7 @@ def test_an_invalid_grammar_is_rejected_in_one_line(
 
 
 def chain(link: Callable[[int], str]) -> Iterator[str]:
-    """As many links as fit."""
+    """Return a chain of rules of the maximum length."""
     size, at = 0, 0
     while size < MAX_CHARACTERS - 2000:
         yield link(at)
@@ -78,9 +78,7 @@ def test_a_long_chain_of_rules_does_not_overflow_the_stack(rule: str, grammars: 
     assert allowed(constraint)
 
 
-def test_without_llguidance_the_package_is_named(
-    tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
-):
+def test_missing_llguidance_is_named(tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     path = tiny_files.folder / "tokenizer.json"
     grammars = Grammars(path, vocab_size=COLUMNS, stop_token_ids=STOPS)
@@ -90,15 +88,13 @@ def test_without_llguidance_the_package_is_named(
 
 
 @pytest.mark.parametrize("stops", [(), (COLUMNS - 1,)])
-def test_a_model_whose_answers_cannot_end_is_refused(
-    stops: tuple[int, ...], tiny_files: ModelFiles
-):
+def test_a_model_without_stop_tokens_is_rejected(stops: tuple[int, ...], tiny_files: ModelFiles):
     path = tiny_files.folder / "tokenizer.json"
     with raises(ModelError, "stop token"):
         Grammars(path, vocab_size=COLUMNS, stop_token_ids=stops).json_object()
 
 
-def test_a_tokenizer_that_the_library_cannot_use_is_refused(tmp_path: Path):
+def test_an_unsupported_tokenizer_is_rejected(tmp_path: Path):
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import WordLevel
 
@@ -108,7 +104,7 @@ def test_a_tokenizer_that_the_library_cannot_use_is_refused(tmp_path: Path):
         Grammars(path, vocab_size=3, stop_token_ids=[2]).json_object()
 
 
-def test_a_tokenizer_that_cuts_texts_short_cuts_no_forced_text(
+def test_a_truncating_tokenizer_does_not_shorten_forced_text(
     tiny_files: ModelFiles, grammars: Grammars, tmp_path: Path
 ):
     parsed = json.loads((tiny_files.folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -126,10 +122,10 @@ def test_a_tokenizer_that_cuts_texts_short_cuts_no_forced_text(
     assert compiler.json_schema(SCHEMAS["const"]).forced(99) == forced
 
 
-def test_keywords_that_the_library_does_not_know_are_ignored_in_a_functions_parameters(
+def test_unsupported_keywords_in_tool_parameters_are_ignored(
     grammars: Grammars,
 ):
-    """As in the schemas of agents; the function checks its arguments itself."""
+    """Agents send such schemas; their functions check the arguments."""
     schema = {"propertyNames": {"pattern": "^a"}, "properties": {"a": {"format": "weird"}}}
     assert grammars.tools([{"name": "f", "parameters": schema}])
     with raises(InvalidRequest, "propertyNames"):

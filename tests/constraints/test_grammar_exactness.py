@@ -1,4 +1,4 @@
-"""Answers under a constraint: valid, and the same tokens whatever drafts them."""
+"""Constrained responses are valid, and have the same tokens with every drafter."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_constrained_answer_is_valid_and_the_same_with_every_drafter(
+def test_a_constrained_response_is_valid_and_the_same_with_every_drafter(
     name: str, grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     sampling = Sampling(temperature=1.0, seed=1)
@@ -71,7 +71,7 @@ SMALL = st.recursive(
 
 @settings(max_examples=30)
 @given(schema=SMALL, seed=st.integers(0, 99), drafter=st.sampled_from(["none", "suffix"]))
-def test_answers_meet_any_small_schema(
+def test_responses_match_any_small_schema(
     schema: dict[str, Any],
     seed: int,
     drafter: str,
@@ -101,7 +101,7 @@ def test_forced_tokens_are_accepted_in_one_step(
     assert request.counters.steps <= 2
 
 
-def test_a_draft_token_that_is_not_allowed_is_not_verified(
+def test_disallowed_draft_tokens_are_not_verified(
     grammars: Grammars, engine: Engine, tokenizer: Tokenizer
 ):
     plain = answer(engine, [5], **settings_for(grammars.regex("[a-z ]{30}"), Sampling()))

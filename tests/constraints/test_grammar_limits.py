@@ -1,4 +1,4 @@
-"""Grammars that were made to do harm: limits of time and memory, for them alone."""
+"""Harmful grammars: limits of time and memory, per grammar."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ from support.waiting import PATIENCE, until
 
 pytest.importorskip("llguidance")
 
-# An intersection of four, of which one derivative is larger than any memory.
+# An intersection of four with a derivative larger than any memory.
 MULTIPLES = {"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967, 9949, 9941)]}
 SPLIT = r"((.|\n){0,99}e){99}/ & /((.|\n){0,99}t){99}(.|\n)*/ & /((.|\n){0,99}a){99}(.|\n)*"
 MEETING = f"start: T\nT: /{SPLIT}/"
@@ -33,7 +33,7 @@ AMBIGUOUS = "start: s\ns: s s | s s s | /./ | /../ | /.../"
 
 @pytest.fixture
 def fresh(tiny_files: ModelFiles) -> Iterator[Grammars]:
-    """With processes of its own, and no verdicts."""
+    """Grammars with separate processes and without cached results."""
     path = tiny_files.folder / "tokenizer.json"
     grammars = Grammars(path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     grammars.json_object()
@@ -43,7 +43,7 @@ def fresh(tiny_files: ModelFiles) -> Iterator[Grammars]:
 
 
 def text_of(grammars: Grammars, count: int, constraint: Any) -> list[int]:
-    """The first tokens of an answer: of those that are allowed, the pseudo-random best."""
+    """Return the first tokens of a response: the pseudo-random best of the allowed ones."""
     tokens = []
     for row in np.random.default_rng(7).normal(size=(count, COLUMNS)).astype(np.float32):
         tokens.append(int(constraint.masked(row).argmax()))
@@ -52,7 +52,7 @@ def text_of(grammars: Grammars, count: int, constraint: Any) -> list[int]:
 
 
 def child_of(process: WorkerProcess) -> int:
-    """The process that answers for another."""
+    """Return the process id of the worker's child."""
     assert process._child is not None
     pid = process._child.pid
     children: list[str] = []
@@ -66,7 +66,7 @@ def child_of(process: WorkerProcess) -> int:
 
 
 def stopped(process: WorkerProcess) -> int:
-    """The process that answers for another, stopped: its threads one by one."""
+    """Stop the worker's child thread by thread, and return its process id."""
     child = child_of(process)
     os.kill(child, signal.SIGSTOP)
     threads = Path(f"/proc/{child}/task")
@@ -84,12 +84,12 @@ def cpu_seconds(process: int) -> float:
 
 
 @pytest.mark.parametrize("grammar", [MULTIPLES, MEETING], ids=["multiples", "intersection"])
-def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_again(
+def test_a_grammar_that_compiles_too_slowly_is_rejected_and_not_retried(
     grammar: Any, fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     make = fresh.lark if isinstance(grammar, str) else fresh.json_schema
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Not what the kernel counted of ended children: that has the size of this process at the fork.
+    # Not the kernel's figure for ended children, which has the size of this process at the fork.
     compiling = child_of(fresh._processes._compiling)
     assert resource.prlimit(compiling, resource.RLIMIT_AS) == (1.75 * 2**30, 1.75 * 2**30)
     with raises(InvalidRequest):
@@ -104,10 +104,10 @@ def test_a_grammar_that_cannot_be_compiled_in_time_is_rejected_and_not_tried_aga
     monkeypatch.setattr(matcher_process.MatcherProcesses, "_ask", record)
     with raises(InvalidRequest, "compile"):
         make(grammar)
-    assert max(map(len, asked)) < 100  # bounds by themselves, at most
+    assert max(map(len, asked)) < 100  # no more than bounds alone
 
 
-def test_a_grammar_that_exceeds_the_memory_of_its_process_is_rejected(
+def test_a_grammar_that_exceeds_the_memory_limit_is_rejected(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(matcher_process, "COMPILE_SECONDS", 99.0)
@@ -120,7 +120,7 @@ def test_a_grammar_that_exceeds_the_memory_of_its_process_is_rejected(
     assert allowed(fresh.json_schema(PERSON))
 
 
-def test_while_a_grammar_is_compiled_others_are_matched(fresh: Grammars):
+def test_grammars_match_while_another_one_compiles(fresh: Grammars):
     constraint = fresh.json_schema(PERSON)
     constraint.masked(np.zeros(COLUMNS, np.float32))
     compiling = stopped(fresh._processes._compiling)  # as if it compiled for hours
@@ -130,7 +130,7 @@ def test_while_a_grammar_is_compiled_others_are_matched(fresh: Grammars):
         os.kill(compiling, signal.SIGCONT)
 
 
-def test_a_new_grammar_waits_for_a_limited_time_and_a_known_one_does_not(fresh: Grammars):
+def test_a_new_grammar_waits_for_a_limited_time_but_a_cached_one_does_not(fresh: Grammars):
     assert allowed(fresh.json_schema(PERSON))
     compiling = stopped(fresh._processes._compiling)
     with ThreadPoolExecutor(1) as pool:
@@ -143,7 +143,7 @@ def test_a_new_grammar_waits_for_a_limited_time_and_a_known_one_does_not(fresh: 
         assert allowed(first.result(PATIENCE))
 
 
-def test_compiling_ends_with_the_request_that_waits_for_it(
+def test_compilation_ends_when_its_request_is_cancelled(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(matcher_process, "COMPILE_SECONDS", PATIENCE)
@@ -161,7 +161,7 @@ def test_compiling_ends_with_the_request_that_waits_for_it(
         fresh.lark(MEETING)
 
 
-def test_a_process_that_is_ended_at_a_limit_is_replaced_without_reading_the_vocabulary_again(
+def test_a_worker_killed_at_a_limit_restarts_without_rereading_the_vocabulary(
     fresh: Grammars,
 ):
     process = fresh._processes._compiling
@@ -173,7 +173,7 @@ def test_a_process_that_is_ended_at_a_limit_is_replaced_without_reading_the_voca
     assert process._child is parent, "it was started again"
 
 
-def test_what_ended_between_two_grammars_is_no_fault_of_the_next(fresh: Grammars):
+def test_a_worker_that_died_while_idle_does_not_fail_the_next_grammar(fresh: Grammars):
     process = fresh._processes._compiling
     child = child_of(process)
     os.kill(child, signal.SIGKILL)  # as the kernel does without memory
@@ -181,7 +181,7 @@ def test_what_ended_between_two_grammars_is_no_fault_of_the_next(fresh: Grammars
     assert allowed(fresh.regex("[ab]"))
 
 
-def test_a_step_that_takes_too_long_ends_its_own_answer_alone(
+def test_a_slow_grammar_step_ends_only_its_own_response(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     expected = text_of(fresh, 40, fresh.json_schema(PERSON))
@@ -198,7 +198,7 @@ def test_a_step_that_takes_too_long_ends_its_own_answer_alone(
 
 
 @pytest.mark.parametrize("place", [0, 17])
-def test_an_answer_continues_when_the_process_that_matches_it_is_lost(fresh: Grammars, place: int):
+def test_a_response_continues_after_its_grammar_worker_crashes(fresh: Grammars, place: int):
     expected = text_of(fresh, 40, fresh.json_schema(PERSON))
     constraint = fresh.json_schema(PERSON)
     tokens = []
@@ -210,7 +210,7 @@ def test_an_answer_continues_when_the_process_that_matches_it_is_lost(fresh: Gra
     assert tokens == expected
 
 
-def test_matchers_are_closed_with_their_answers(fresh: Grammars):
+def test_matchers_are_closed_when_their_responses_end(fresh: Grammars):
     for _ in range(3):
         assert allowed(fresh.json_schema(PERSON))
     last = fresh.json_schema(PERSON)
@@ -218,7 +218,7 @@ def test_matchers_are_closed_with_their_answers(fresh: Grammars):
     assert len(fresh._processes._closed) <= 1
 
 
-def test_an_answer_whose_masks_take_long_together_ends(
+def test_a_response_whose_masks_take_too_long_in_total_ends(
     fresh: Grammars, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(matcher, "_SECONDS", 0.05)

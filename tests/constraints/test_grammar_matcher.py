@@ -59,7 +59,7 @@ def test_masks_depend_on_the_tokens_alone(make: Make):
         unasked.push(token)
 
 
-def test_forced_returns_at_most_limit_tokens(grammars: Grammars):
+def test_forced_returns_at_most_the_requested_number_of_tokens(grammars: Grammars):
     constraint = grammars.regex("the user and [ab]")
     row = np.zeros(COLUMNS, np.float32)
     whole = list(constraint.forced(99))
@@ -73,7 +73,7 @@ def test_forced_returns_at_most_limit_tokens(grammars: Grammars):
     assert len(allowed(constraint)) > 1
 
 
-def test_the_only_continuation_of_a_choice_is_forced_at_once(
+def test_the_only_continuation_of_a_choice_is_forced_immediately(
     grammars: Grammars, tokenizer: Tokenizer
 ):
     constraint = grammars.regex("[ab] is it[cd] is the user!")
@@ -98,7 +98,7 @@ def test_after_the_end_only_stop_tokens_are_allowed(grammars: Grammars, tokenize
         constraint.push(token)
 
 
-def test_stop_tokens_are_allowed_where_the_answer_may_end(grammars: Grammars, tokenizer: Tokenizer):
+def test_stop_tokens_are_allowed_at_every_possible_end(grammars: Grammars, tokenizer: Tokenizer):
     constraint = grammars.regex("(ab)*")
     assert set(STOPS) < allowed(constraint)
     a, b = tokenizer.encode("a") + tokenizer.encode("b")
@@ -110,13 +110,15 @@ def test_stop_tokens_are_allowed_where_the_answer_may_end(grammars: Grammars, to
     assert allowed(constraint) == set(STOPS)
 
 
-def test_pushing_a_token_that_is_not_allowed_raises(grammars: Grammars):
+def test_pushing_a_disallowed_token_raises(grammars: Grammars):
     constraint = grammars.json_schema({"const": 7})
     with raises(InvalidRequest, "JSON"):
         constraint.push(9)
 
 
-def test_a_grammar_without_a_next_token_raises_there(grammars: Grammars, tokenizer: Tokenizer):
+def test_a_grammar_with_a_dead_end_raises_when_it_is_reached(
+    grammars: Grammars, tokenizer: Tokenizer
+):
     constraint = grammars.lark('start: "a" | "b" more\nmore: more')
     assert allowed(constraint) == {*tokenizer.encode("a"), *tokenizer.encode("b")}
     constraint.push(*tokenizer.encode("b"))

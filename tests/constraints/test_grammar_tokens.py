@@ -1,4 +1,4 @@
-"""Grammars over tokens of a model's own, such as marks of tool calls."""
+"""Grammars with special tokens, such as tags of tool calls."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ pytest.importorskip("llguidance")
 
 @pytest.fixture(scope="module")
 def marked_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny vocabulary, with tokens for the marks and for thoughts, as Qwen's models have."""
+    """The tiny vocabulary with tokens for tool and reasoning tags, like Qwen's models."""
     tokens, types, merges = vocabulary()
     tokens[-4:] = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
     types[-4:] = [TokenType.USER_DEFINED] * 4
@@ -48,7 +48,7 @@ def marked_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "weather"])
-def test_marks_that_are_tokens_are_generated_as_these_tokens(choice: str, marked_path: Path):
+def test_tags_with_their_own_tokens_are_generated_as_these_tokens(choice: str, marked_path: Path):
     tokenizer = Tokenizer(marked_path)
     grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     tokens = tokenizer.encode(f"{WEATHER}\n{WEATHER}", special=True)
@@ -61,7 +61,7 @@ def test_marks_that_are_tokens_are_generated_as_these_tokens(choice: str, marked
     )
 
 
-def test_free_text_allows_every_token_that_begins_no_call(marked_path: Path):
+def test_free_text_allows_every_token_that_does_not_start_a_call(marked_path: Path):
     tokenizer = Tokenizer(marked_path)
     grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     text = f"<think>the user</think>and {START}then {WEATHER} <think> or </think>"
@@ -76,9 +76,7 @@ def test_free_text_allows_every_token_that_begins_no_call(marked_path: Path):
     assert not strings & set(tokenizer.encode(f"<think>{START}", special=True))
 
 
-def test_marks_that_are_control_tokens_are_generated_as_these_tokens(
-    marked_path: Path, tmp_path: Path
-):
+def test_special_token_tags_are_generated_as_these_tokens(marked_path: Path, tmp_path: Path):
     parsed = json.loads(marked_path.read_text(encoding="utf-8"))
     for token in parsed["added_tokens"]:
         token["special"] = True
@@ -95,7 +93,7 @@ def test_marks_that_are_control_tokens_are_generated_as_these_tokens(
     assert showing(tokenizer.decode, shown)(tokens) == WEATHER
 
 
-def test_free_text_masks_nothing_else(marked_path: Path):
+def test_free_text_masks_only_invalid_bytes_and_closing_tags(marked_path: Path):
     tokenizer = Tokenizer(marked_path)
     grammars = Grammars(marked_path, vocab_size=COLUMNS, stop_token_ids=STOPS)
     barred = set(range(COLUMNS)) - allowed(grammars.tools(FUNCTIONS))
@@ -117,7 +115,7 @@ def test_text_equal_to_a_special_token_is_plain_text(text: str, marked_path: Pat
     assert answer(engine, [5], **settings_for(unforced, Sampling())) == result
 
 
-def test_tokenizers_with_bytes_to_fall_back_on_work_too(tmp_path: Path, engine: Engine):
+def test_byte_fallback_tokenizers_are_supported(tmp_path: Path, engine: Engine):
     from tokenizers import AddedToken, decoders, models, normalizers
     from tokenizers import Tokenizer as Backend
 

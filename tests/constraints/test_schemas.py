@@ -1,4 +1,4 @@
-"""What a schema asks that llguidance would change or reject: left out or named."""
+"""Schema keywords that llguidance would change or reject: dropped or reported."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ KEYWORDS = ["const", "enum", "minimum", "maximum", "exclusiveMinimum"]
     sign=st.sampled_from([-1, 1]),
     keyword=st.sampled_from(KEYWORDS),
 )
-def test_large_integers_hold_or_are_named_and_left_out_for_functions(
+def test_large_integers_are_enforced_or_reported_and_dropped_for_tools(
     edge: int, offset: int, sign: int, keyword: str, grammars: Grammars, takes: Takes
 ):
     number = sign * (edge + offset)
@@ -89,7 +89,7 @@ WRONG: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize("name", NOT_FOLLOWED)
-def test_what_cannot_be_followed_is_named_in_a_schema_and_left_out_for_a_function(
+def test_unsupported_keywords_are_reported_for_schemas_and_dropped_for_tools(
     name: str, grammars: Grammars, takes: Takes, caplog: pytest.LogCaptureFixture
 ):
     part, path = NOT_FOLLOWED[name]
@@ -112,7 +112,7 @@ def test_what_cannot_be_followed_is_named_in_a_schema_and_left_out_for_a_functio
 
 
 @pytest.mark.parametrize(("kind", "keyword", "value"), WRONG)
-def test_a_bound_that_cannot_be_followed_is_refused_by_name_and_left_out_for_a_function(
+def test_unsupported_bounds_are_reported_for_schemas_and_dropped_for_tools(
     kind: str, keyword: str, value: Any, grammars: Grammars, takes: Takes
 ):
     example = {"string": "a", "array": [], "object": {}, "number": 5}[kind]
@@ -125,7 +125,7 @@ def test_a_bound_that_cannot_be_followed_is_refused_by_name_and_left_out_for_a_f
         assert takes(constraint, written_calls(form, [call]))
 
 
-def test_a_bound_that_no_answer_reaches_is_followed(grammars: Grammars, takes: Takes):
+def test_an_unreachably_large_bound_is_accepted(grammars: Grammars, takes: Takes):
     for keyword, example in (("maxItems", []), ("maxProperties", {}), ("maxLength", "")):
         schema = {"properties": {"p": {keyword: 2**31, "type": TYPES[type(example)]}}}
         call = ToolCall("f", json.dumps({"p": example}))
@@ -159,7 +159,7 @@ def test_a_function_without_parameters_gets_no_arguments(
 @pytest.mark.parametrize(
     "parameters", [{"additionalProperties": True}, {"minProperties": 1}, {"required": ["a"]}]
 )
-def test_a_function_that_asks_for_free_arguments_gets_them(
+def test_a_function_with_free_form_arguments_gets_them(
     parameters: dict[str, Any], grammars: Grammars, takes: Takes
 ):
     constraint = grammars.tools([{"name": "f", "parameters": parameters}])
@@ -170,12 +170,12 @@ def test_a_function_that_asks_for_free_arguments_gets_them(
     "draft",
     ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"],
 )
-def test_the_name_of_a_known_draft_is_no_fault(draft: str, grammars: Grammars, takes: Takes):
+def test_a_known_json_schema_version_is_accepted(draft: str, grammars: Grammars, takes: Takes):
     assert takes(grammars.json_schema({"$schema": draft, "type": "boolean"}), "true")
 
 
 @pytest.mark.parametrize("schema", [{}, {"title": "a", "default": 10**400}])
-def test_a_schema_that_says_nothing_allows_any_json_and_no_number_without_end(
+def test_an_empty_schema_allows_any_json_but_no_endless_number(
     schema: dict[str, Any], grammars: Grammars, takes: Takes
 ):
     for text in ('"a"', "[1.5, {}]", '{"a": null}', "-12", "true"):
@@ -184,9 +184,7 @@ def test_a_schema_that_says_nothing_allows_any_json_and_no_number_without_end(
 
 
 @pytest.mark.parametrize("inner", [{"const": 2**60}, {"pattern": "(?=a)"}])
-def test_a_schema_that_is_nested_deeply_is_followed_or_refused(
-    inner: dict[str, Any], grammars: Grammars
-):
+def test_a_deeply_nested_schema_is_enforced_or_rejected(inner: dict[str, Any], grammars: Grammars):
     for depth in (100, 450):
         schema = inner
         for _ in range(depth):

@@ -135,7 +135,7 @@ def test_a_row_of_zeros_is_compressed_without_a_warning(
     assert (out[0, 3], out[0, 4]) == (0, 64)
 
 
-def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):
+def test_excluded_weights_stay_float16(source: Source, tmp_path: Path):
     artifact = made(source, tmp_path / "out", weights="int8", keep=("layers.1.*", "head"))
     layers = stored(artifact.folder / artifact.layer_shards[0].path)
     assert layers["layers_0_mix_q"] == {"int8"}
@@ -153,7 +153,7 @@ def test_weights_to_keep_stay_float16(source: Source, tmp_path: Path):
         ("token-classification", {}, 128, (1, 128), 128),
     ],
 )
-def test_a_model_has_one_shape_unless_more_are_asked_for_and_a_classifier_two(
+def test_a_model_has_one_shape_by_default_and_a_classifier_two(
     task: str, chosen: dict[str, Any], rows: int, functions: tuple[int, ...], slots: int
 ):
     options = with_defaults(ConversionOptions(**chosen), task)
@@ -174,7 +174,7 @@ def test_a_model_has_one_shape_unless_more_are_asked_for_and_a_classifier_two(
         ({"weights": "int3"}, "weights is 'int3'; expected one of int8"),
     ],
 )
-def test_options_that_do_not_fit_the_model_are_rejected(
+def test_conversion_options_unsupported_by_the_model_are_rejected(
     source: Source, tmp_path: Path, recipe: dict[str, Any], said: str
 ):
     with pytest.raises(InvalidRequest, match=said.replace("+", r"\+")):
@@ -185,7 +185,7 @@ def test_options_that_do_not_fit_the_model_are_rejected(
 # --- resumption
 
 
-def test_finished_packages_are_kept(
+def test_conversion_reuses_finished_packages(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     out, parts = tmp_path / "out", []
@@ -229,14 +229,14 @@ def test_finished_packages_are_kept(
     ],
     ids=["states", "all fit", "size", "more than fit in a package"],
 )
-def test_packages_are_split_by_their_size_and_by_their_states(
+def test_packages_are_split_by_size_and_number_of_states(
     states: int, megabytes: int, spans: list[tuple[int, int]]
 ):
     layers = [LayerSize(300_000, states)] * 30
     assert even_topology(layers, LayerSize(megabytes * 10**6, MAX_STATES)) == spans
 
 
-def test_another_conversion_in_the_same_folder_and_one_with_other_things_are_rejected(
+def test_conversion_rejects_a_folder_in_use_or_with_other_files(
     source: Source, finished: Artifact, tmp_path: Path
 ):
     out = finished.folder
@@ -333,7 +333,7 @@ def test_the_manifest_has_source_options_and_sampling_settings(source: Source, f
     assert open_folder(finished.folder, "mine").settings == SAMPLING
 
 
-def test_a_weight_to_keep_without_a_name_is_rejected(tmp_path: Path):
+def test_an_empty_name_of_an_excluded_weight_is_rejected(tmp_path: Path):
     """The converter merges ZAYA's projections with the scale after them, under a new name."""
     with pytest.raises(InvalidRequest, match=r"layers\.0\..*cannot stay float16"):
         zaya_artifact(tmp_path, keep=("layers.0.*downs*",))

@@ -74,7 +74,7 @@ def artifact(drafter: Path, target: Path, tmp_path_factory: pytest.TempPathFacto
     return converted(drafter, target, tmp_path_factory.mktemp("artifact") / "a")
 
 
-def test_however_rows_come_drafts_have_the_same_bits_and_are_the_networks(
+def test_core_ml_drafts_are_bit_identical_for_any_chunking(
     artifact: Path, drafter: Path, target: Path, tmp_path: Path
 ):
     for rounding in ("f16", "engine"):
@@ -92,7 +92,7 @@ def test_however_rows_come_drafts_have_the_same_bits_and_are_the_networks(
     assert report(short, drafter, target=target, progress=QUIET).passed
 
 
-def test_the_reference_is_the_network_that_mlx_runs(artifact: Path, drafter: Path, target: Path):
+def test_the_reference_matches_the_mlx_network(artifact: Path, drafter: Path, target: Path):
     import mlx.core as mx
 
     from paceline_mlx.heads.cache import NewRows
@@ -152,7 +152,7 @@ def running(
 
 
 @pytest.mark.parametrize("spec", ["dflash", "ahead:dflash"])
-def test_it_changes_no_token_of_a_target_in(running: tuple[Path, DrafterResources], spec: str):
+def test_a_core_ml_drafter_changes_no_token(running: tuple[Path, DrafterResources], spec: str):
     artifact, resources = running
     engine, name = resources.opened, f"{spec}:{artifact}"
     assert taps(name, resources) == (0, 1)
@@ -167,7 +167,7 @@ def test_it_changes_no_token_of_a_target_in(running: tuple[Path, DrafterResource
     assert getattr(drafts, "used", 1) > 0
 
 
-def test_what_cannot_be_converted_or_drafted_with_is_one_line(
+def test_an_unsupported_core_ml_drafter_is_a_one_line_error(
     artifact: Path, drafter: Path, target: Path, tmp_path: Path
 ):
     shared = DrafterResources(engine="mlx", files=target, vocab_size=mlx.VOCAB)

@@ -59,7 +59,7 @@ def test_convert_reports_the_artifact(run: Run, tiny_gguf: Path, cache: Path, tm
     assert all(each["bytes"] > 1000 for each in packages.values())
 
 
-def test_it_is_listed_and_checked_and_a_plan_says_that_it_is_a_rehearsal(
+def test_a_converted_model_is_listed_checked_and_planned_as_emulated(
     converted: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     listed = {model.name: model for model in list_models()}
@@ -72,7 +72,7 @@ def test_it_is_listed_and_checked_and_a_plan_says_that_it_is_a_rehearsal(
 
 
 @pytest.mark.parametrize("by", ["name", "engine", "folder"])
-def test_speculation_gives_the_tokens_of_plain_decoding(
+def test_a_converted_model_speculates_with_the_tokens_of_plain_decoding(
     run: Run, converted: str, cache: Path, by: str
 ):
     folder = next(each.folder for each in list_models() if each.name == converted)
@@ -138,7 +138,7 @@ def test_a_model_for_another_engine_is_rejected(tiny_files: Any, converted: str,
         (("--functions", "8,64", "--flexible"), "remove one of the two"),
     ],
 )
-def test_an_error_is_one_line(
+def test_conversion_errors_are_one_line(
     tiny_gguf: Path,
     cache: Path,
     tmp_path: Path,

@@ -70,7 +70,7 @@ def run(network: TorchModel, tokens: Sequence[int], blocks: Callable[[int], int]
 
 @causal
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_logits_equal_transformers_for_every_block_length(
+def test_logits_match_transformers_for_every_block_length(
     made: TinyModel, network: TorchModel, text: list[int], rows: int
 ):
     close(run(network, text[:23], lambda _: rows), made.logits(text[:23]))
@@ -90,7 +90,7 @@ def test_rejected_rows_leave_no_trace(made: TinyModel, network: TorchModel, text
 
 
 @causal
-def test_a_call_may_be_padded(made: TinyModel, network: TorchModel, text: list[int]):
+def test_a_forward_pass_may_be_padded(made: TinyModel, network: TorchModel, text: list[int]):
     expected = made.logits(text[:23])
     for token, logits in zip(text[:23], expected, strict=True):
         close(network.step([token], width=ROWS).logits[0], logits)
@@ -175,7 +175,7 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("form", UNSUPPORTED)
-def test_an_unsupported_config_is_rejected(form: str, tmp_path: Path):
+def test_an_unsupported_core_ml_config_is_rejected(form: str, tmp_path: Path):
     name, settings, message = UNSUPPORTED[form]
     getattr(transformers, name)(**settings).save_pretrained(tmp_path)
     safetensors_torch.save_file({}, tmp_path / "model.safetensors")

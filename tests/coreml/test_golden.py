@@ -107,7 +107,7 @@ def test_a_converted_artifact_passes(good: Path, checkpoint: Path):
 
 
 @pytest.mark.parametrize("model", ["lfm2", "zaya"])
-def test_other_families_pass(model: str, tmp_path: Path):
+def test_other_families_pass_the_parity_check(model: str, tmp_path: Path):
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", model)
     artifact = convert_tiny(checkpoint, tmp_path / "artifact", head_rows=VOCAB, weights="f16")
     report = check(artifact, checkpoint)
@@ -115,7 +115,7 @@ def test_other_families_pass(model: str, tmp_path: Path):
     assert report.value["judged_by"] == ("median row" if model == "zaya" else "worst row")
 
 
-def test_soft_routing_is_compared_with_soft_routing(tmp_path: Path):
+def test_soft_expert_routing_is_compared_as_is(tmp_path: Path):
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "zaya")
     options = {"head_rows": VOCAB, "weights": "f16", "routing": "soft", "topology": "2"}
     artifact = convert_tiny(checkpoint, tmp_path / "artifact", **options)
@@ -131,7 +131,7 @@ def test_soft_routing_is_compared_with_soft_routing(tmp_path: Path):
     assert fault.startswith("layer 1, out_hidden")
 
 
-def test_static_functions_pass(checkpoint: Path, tmp_path: Path):
+def test_static_functions_pass_the_parity_check(checkpoint: Path, tmp_path: Path):
     artifact = convert_tiny(
         checkpoint,
         tmp_path / "artifact",
@@ -149,7 +149,7 @@ def test_static_functions_pass(checkpoint: Path, tmp_path: Path):
     assert [place["layer"] for place in report.value["layers"]] == [None, 1, 2]
 
 
-def test_texts_begin_with_the_checkpoints_bos(good: Path, checkpoint: Path, tmp_path: Path):
+def test_texts_start_with_the_checkpoints_bos_token(good: Path, checkpoint: Path, tmp_path: Path):
     with_bos = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
     write_tokenizer(with_bos, bos=True)
     begun = Path(shutil.copytree(good, tmp_path / "artifact"))
@@ -248,7 +248,7 @@ FAULTS: dict[str, tuple[Callable[[Path, Path], None], Sequence[str]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_named(name: str, artifact: Path, other: Path, checkpoint: Path):
+def test_an_injected_fault_is_reported(name: str, artifact: Path, other: Path, checkpoint: Path):
     plant, expected = FAULTS[name]
     plant(artifact, other)
     seal(artifact)
@@ -261,7 +261,7 @@ def test_a_planted_fault_is_named(name: str, artifact: Path, other: Path, checkp
     assert "is NOT" in report.text.splitlines()[-1]
 
 
-def test_a_wrong_order_of_heads_and_tokens_is_found_although_one_row_is_right(
+def test_swapped_heads_and_tokens_are_detected_although_one_row_matches(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     right = layers.Attention.forward
@@ -286,14 +286,14 @@ def test_a_wrong_order_of_heads_and_tokens_is_found_although_one_row_is_right(
         ({"threshold": 1.5}, "threshold is 1.5; expected a cosine"),
     ],
 )
-def test_invalid_options_are_rejected(
+def test_invalid_parity_check_options_are_rejected(
     options: dict[str, Any], message: str, good: Path, checkpoint: Path
 ):
     with pytest.raises(InvalidRequest, match=message):
         check(good, checkpoint, **options)
 
 
-def test_a_checkpoint_of_another_family_or_without_a_weight_is_rejected(
+def test_another_family_or_a_missing_weight_is_rejected(
     good: Path, checkpoint: Path, tmp_path: Path
 ):
     with raises(ModelError, "was not converted from", "family llama, not lfm2, layers 3, not"):
@@ -306,7 +306,7 @@ def test_a_checkpoint_of_another_family_or_without_a_weight_is_rejected(
         check(good, lacking)
 
 
-def test_a_classifiers_labels_and_scores_are_compared(tmp_path: Path):
+def test_classifier_labels_and_scores_are_compared(tmp_path: Path):
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "privacy filter")
     options = {"functions": (48,), "taps": (), "weights": "f16"}
     artifact = convert_tiny(checkpoint, tmp_path / "artifact", **options)
@@ -323,7 +323,7 @@ def test_a_classifiers_labels_and_scores_are_compared(tmp_path: Path):
     assert fault.startswith("logits: cosine")
 
 
-def test_the_reference_has_the_output_of_each_layer(checkpoint: Path):
+def test_the_reference_records_each_layers_output(checkpoint: Path):
     reference = Reference(checkpoint)
     tokens = [5, 9, 100, 3, 3, 41]
     said = reference.run(tokens)

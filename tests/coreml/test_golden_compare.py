@@ -48,7 +48,7 @@ def parity(found: np.ndarray, expected: np.ndarray) -> compare.Parity:
     return compare.parity(rows, ~rows.low, found, expected, 0.5)
 
 
-def test_the_first_row_does_not_hide_a_wrong_row(rows: np.ndarray, rng: np.random.Generator):
+def test_a_correct_first_row_does_not_hide_a_wrong_row(rows: np.ndarray, rng: np.random.Generator):
     found = off(rows, 4, rng, 0.5)
     flat = cosines(found.reshape(1, -1), rows.reshape(1, -1))[0]
     assert flat > 0.99999, "all rows at once look right"
@@ -68,7 +68,7 @@ def test_the_first_position_has_its_own_criterion(rows: np.ndarray):
 
 
 @pytest.mark.parametrize("low", [None, 6])
-def test_the_direction_of_a_row_near_zero_does_not_count(
+def test_the_direction_of_a_near_zero_row_is_ignored(
     rows: np.ndarray, rng: np.random.Generator, low: int | None
 ):
     rows[6:] *= 1e-3
@@ -81,7 +81,7 @@ def test_the_direction_of_a_row_near_zero_does_not_count(
     assert fault.startswith("low-norm rows are off by ")
 
 
-def test_factors_nan_and_infinity_are_faults(rows: np.ndarray):
+def test_scale_errors_nan_and_infinity_are_reported(rows: np.ndarray):
     assert faults(rows * 1.1, rows) == []
     for factor in (1.2, 0.8):
         (fault,) = faults(rows * factor, rows)
@@ -109,7 +109,7 @@ def test_a_common_offset_of_logits_is_removed(rng: np.random.Generator):
     assert cosines(centred(wrong + 30), centred(logits + 30)).max() < 0.5
 
 
-def test_a_top_token_counts_by_the_references_margin():
+def test_a_top_token_mismatch_is_weighed_by_the_reference_margin():
     expected = np.array([[2.0, 1.9, 0, 0, 0, 0, 0], [5, 3, 0, 0, 0, 0, 0], [1, 0, 4, 0, 0, 0, 0]])
     found = expected.copy()
     found[0, 1] = 3  # a near tie flipped

@@ -24,9 +24,7 @@ SCORES = st.sampled_from([0.0, -0.0, 0.25, 0.5, 0.50048828125, 1.0, -3.0, 6.0e-8
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @given(data=st.data())
-def test_the_mask_has_the_top_k_and_the_first_of_equal_scores(
-    dtype: torch.dtype, data: st.DataObject
-):
+def test_the_top_k_mask_takes_the_first_of_equal_scores(dtype: torch.dtype, data: st.DataObject):
     experts = data.draw(st.integers(1, 12))
     rows = data.draw(st.integers(1, 4))
     k = data.draw(st.integers(1, experts))
@@ -42,7 +40,7 @@ def test_the_mask_has_the_top_k_and_the_first_of_equal_scores(
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("max_channels", [1, 12, 18, 16384])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_experts_are_summed_with_their_weights(rows: int, max_channels: int, biased: bool):
+def test_expert_outputs_are_summed_by_weight(rows: int, max_channels: int, biased: bool):
     experts, d, ff = 7, 5, 6
     rng = np.random.default_rng(0)
 
@@ -83,7 +81,7 @@ def normed(x: np.ndarray, weight: np.ndarray, eps: float, axis: int) -> np.ndarr
 
 @pytest.mark.parametrize("eps", [1e-5, 1e-6])
 @pytest.mark.parametrize("largest", [25_000.0, 60_000.0, 1.0, 1e-3, 1e-4])
-def test_a_norm_in_float16_is_that_of_float64(largest: float, eps: float):
+def test_a_float16_norm_matches_float64(largest: float, eps: float):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1, 96, 5, 1))
     x = (x / np.abs(x).max() * largest).astype(np.float16)
@@ -115,7 +113,7 @@ def test_the_tiny_zaya_uses_every_feature_of_a_router(tmp_path: Path):
     assert (picked != without).any(1).all(), "a layer's balancing biases have no effect"
 
 
-def test_a_unit_vector_is_one_in_float16_too():
+def test_a_unit_vector_keeps_its_norm_in_float16():
     torch.manual_seed(0)
     directions = torch.randn(1, 3, 128, 2)
     expected = directions * 128**0.5 / directions.norm(dim=2, keepdim=True)

@@ -275,7 +275,7 @@ PLANTS = [
 
 
 @pytest.mark.parametrize("planted", PLANTS, ids=str)
-def test_a_planted_fault_breaks_its_rule(planted: Plant, tmp_path: Path):
+def test_an_injected_fault_breaks_its_rule(planted: Plant, tmp_path: Path):
     path = mil.save_program(
         tmp_path / "model.mlpackage",
         planted.build,
@@ -296,7 +296,7 @@ def test_a_planted_fault_breaks_its_rule(planted: Plant, tmp_path: Path):
     assert report(path).passed == all(one.verdict != "fail" for one in found)
 
 
-def test_every_rule_has_a_planted_fault_a_source_and_a_meaning():
+def test_every_lint_rule_has_a_test_a_source_and_a_description():
     assert {one.name for one in RULES} == {one.rule for one in PLANTS} | LARGE
     assert len({one.name for one in RULES}) == len(RULES)
     for one in RULES:
@@ -304,7 +304,7 @@ def test_every_rule_has_a_planted_fault_a_source_and_a_meaning():
         assert one.meaning.endswith("."), one.name
 
 
-def test_a_package_that_breaks_no_rule_has_no_findings(tmp_path: Path):
+def test_a_valid_package_has_no_findings(tmp_path: Path):
     wide, narrow = normal(8192, 1024, 1, 1), normal(1024, 8192, 1, 1)
 
     def build(mb: Any, hidden: Any) -> Any:
@@ -336,7 +336,7 @@ NEAR_MISSES: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("what", NEAR_MISSES)
-def test_a_near_miss_is_not_a_fault(what: str, tmp_path: Path):
+def test_a_near_miss_is_not_reported(what: str, tmp_path: Path):
     path = mil.save_program(tmp_path / "model.mlpackage", NEAR_MISSES[what], X)
     assert {one.rule for one in lint(path)} <= COMMON
 
@@ -353,7 +353,7 @@ def fill_up(package: Path, megabytes: int) -> None:
 @pytest.mark.parametrize(
     ("megabytes", "rules"), [(13, {"small": "warn"}), (1500, {}), (2049, {"large": "warn"})]
 )
-def test_the_size_of_a_package_is_checked(megabytes: int, rules: dict[str, str], tmp_path: Path):
+def test_package_size_is_checked(megabytes: int, rules: dict[str, str], tmp_path: Path):
     path = mil.save_program(tmp_path / "model.mlpackage", lambda mb, hidden: mb.silu(x=hidden), X)
     fill_up(path, megabytes)
     assert {one.rule: one.verdict for one in lint(path)} == rules

@@ -70,7 +70,7 @@ def broken(path: Path) -> list[str]:
 @pytest.mark.pairs
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("part", ["layers", "head"])
-def test_a_converted_shard_breaks_no_failing_rule(
+def test_a_converted_shard_passes_all_required_rules(
     packages: dict[str, Any], part: str, form: str, tmp_path: Path
 ):
     compress(packages[part], form).save(str(tmp_path / "model.mlpackage"))
@@ -80,7 +80,7 @@ def test_a_converted_shard_breaks_no_failing_rule(
 @pytest.mark.parametrize(
     "family", ["lfm2", "privacy filter"], indirect=True, scope="module"
 )  # these have every kind of input
-def test_static_functions_break_no_failing_rule(
+def test_static_functions_pass_all_required_rules(
     family: Any, packages: dict[str, Any], tmp_path: Path
 ):
     packages["layers"].save(str(tmp_path / "flexible.mlpackage"))
@@ -92,9 +92,7 @@ def test_static_functions_break_no_failing_rule(
 @pytest.mark.parametrize(
     "family", [form for form in ONE_PER_FAMILY if form in CAUSAL], indirect=True, scope="module"
 )
-def test_rehearsed_layers_compute_what_torch_does(
-    family: Any, packages: dict[str, Any], tmp_path: Path
-):
+def test_emulated_layers_match_torch(family: Any, packages: dict[str, Any], tmp_path: Path):
     packages["layers"].save(str(tmp_path / "layers.mlpackage"))
     model = RehearsalModel(tmp_path / "layers.mlpackage", rounding="f32")
     shape, state = family.shape, model.make_state()

@@ -89,7 +89,7 @@ def named(path: Path, *rules: str) -> list[Finding]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_invisible_with_one_row_is_found(
+def test_a_fault_invisible_in_a_single_row_is_detected(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     place, method, wrong, model, kind = FAULTS[fault]
@@ -139,7 +139,7 @@ def moves(mb: Any, x: Any, table: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_tracked_rows_are_those_of_the_rehearsal(tmp_path: Path):
+def test_tracked_rows_match_the_emulator(tmp_path: Path):
     names: dict[str, str] = {}
 
     def build(mb: Any, x: Any, table: Any) -> list[Any]:
@@ -200,7 +200,7 @@ ONE_OPERATION: dict[str, tuple[Callable[..., Any], str | None]] = {
 
 
 @pytest.mark.parametrize("what", ONE_OPERATION)
-def test_one_operation_is_checked(what: str, tmp_path: Path):
+def test_a_single_operation_is_checked(what: str, tmp_path: Path):
     build, expected = ONE_OPERATION[what]
     inputs = {"x": np.zeros((1, 16, 1, 1), np.float16)}
     path = mil.save_program(
@@ -264,7 +264,7 @@ def with_rows(draw: st.DrawFn) -> Layout:
 
 @pytest.mark.parametrize("fixed", [False, True])
 @given(layout=with_rows(), data=st.data())
-def test_a_reshape_is_tracked_exactly_if_rows_stay_on_one_axis(
+def test_a_reshape_is_tracked_if_rows_stay_on_one_axis(
     fixed: bool, layout: Layout, data: st.DataObject
 ):
     marks = marked(layout, T)
@@ -289,7 +289,7 @@ def of(*axes: Axis) -> Layout:
 HIDDEN, MASK = of(ONE, Axis(64), ROW, ONE), of(ONE, ONE, Axis(8), ROW)
 
 
-def test_a_row_combines_with_itself_and_with_what_has_no_rows():
+def test_a_row_may_combine_with_itself_and_with_rowless_values():
     table = without_rows((1, 1, 4, 1), constant=True)
     for other in (without_rows((1, 64, 1, 1)), of(ROW, ONE), table):
         assert broadcast([HIDDEN, other], 4) == HIDDEN

@@ -55,7 +55,7 @@ def planned(device: str) -> Callable[..., ComputePlan]:
 
 
 @pytest.mark.parametrize("stateless", [[], ["--stateless"]])
-def test_a_layer_of_random_weights_is_rehearsed(
+def test_a_layer_with_random_weights_is_emulated(
     stateless: list[str], capsys: pytest.CaptureFixture[str]
 ):
     assert main(["coreml", "probe", "--shape", SHAPE, "--json", "--quiet", *stateless]) == 0
@@ -68,7 +68,7 @@ def test_a_layer_of_random_weights_is_rehearsed(
 
 
 @pytest.mark.parametrize("layer", [0, 2])
-def test_a_layer_of_a_model_is_compared_with_transformers(source: Source, layer: int):
+def test_a_model_layer_is_compared_with_transformers(source: Source, layer: int):
     model = open_model(source, ConversionOptions(slots=64))
     probed = probe_layer(source, model, layer, 4, OPTIONS)
     assert results(probed) == PASSED
@@ -82,7 +82,7 @@ def test_a_layer_with_convolution_states_and_experts_is_probed(tmp_path: Path):
     assert set(results(probed).values()) == {True, None}
 
 
-def test_a_layer_that_leaves_the_engine_is_not_run_and_a_failure_of_core_ml_fails_a_check(
+def test_a_layer_off_the_neural_engine_or_failing_in_core_ml_fails_its_check(
     mac: FakeMac, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(compute_plan, "record", planned("cpu"))
@@ -97,7 +97,7 @@ def test_a_layer_that_leaves_the_engine_is_not_run_and_a_failure_of_core_ml_fail
     assert REASON.rstrip(".") in probed.text
 
 
-def test_rows_that_depend_on_their_call_are_not_exact(monkeypatch: pytest.MonkeyPatch):
+def test_rows_that_depend_on_their_forward_pass_are_not_exact(monkeypatch: pytest.MonkeyPatch):
     def run(*arguments: Any, rows: int | None = None) -> dict[str, Any]:
         outputs = run_package(*arguments, rows=rows)
         return {name: out + np.float32(1e-3 * (rows == 1)) for name, out in outputs.items()}
@@ -107,9 +107,7 @@ def test_rows_that_depend_on_their_call_are_not_exact(monkeypatch: pytest.Monkey
     assert results(probe_shape(parse_shape(SHAPE), OPTIONS))["rows"] is False
 
 
-def test_heads_in_the_wrong_order_differ_from_the_reference(
-    source: Source, monkeypatch: pytest.MonkeyPatch
-):
+def test_swapped_heads_differ_from_the_reference(source: Source, monkeypatch: pytest.MonkeyPatch):
     def swapped(self: Attention, q: Any, *rest: Any) -> Any:
         return forward(self, torch.cat([q[:, 1:], q[:, :1]], 1), *rest)
 
@@ -137,7 +135,7 @@ MODEL = "a tiny model"
         ((MODEL, "--shape", SHAPE), "one of the two"),
     ],
 )
-def test_a_shape_or_a_layer_that_cannot_be_probed_is_one_line(
+def test_a_shape_or_layer_that_cannot_be_probed_is_a_one_line_error(
     tiny_gguf: Path, arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
 ):
     words = [word.replace(MODEL, str(tiny_gguf)) for word in arguments]
@@ -145,7 +143,7 @@ def test_a_shape_or_a_layer_that_cannot_be_probed_is_one_line(
     assert named in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_a_classifier_is_rejected_before_any_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_classifier_is_rejected_before_probing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(probe, "probe_shape", lambda *_: pytest.fail("probed"))
     source = tiny_source(tmp_path, TinyModel("privacy filter", tmp_path / "checkpoint").folder)
     with pytest.raises(InvalidRequest):
@@ -153,7 +151,7 @@ def test_a_classifier_is_rejected_before_any_probe(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("failing", [None, 0, 3])
-def test_gates_are_a_shape_and_each_kind_of_layer_up_to_one_that_fails(
+def test_gates_probe_a_shape_and_each_layer_kind_until_one_fails(
     failing: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     probed: list[Any] = []
@@ -173,7 +171,7 @@ def test_gates_are_a_shape_and_each_kind_of_layer_up_to_one_that_fails(
     assert (probed, len(reports)) == (every[:count], count)
 
 
-def test_convert_stops_at_a_gate_that_fails(
+def test_convert_stops_at_a_failing_gate(
     tiny_gguf: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -51,17 +51,17 @@ def model(folder: Path) -> Iterator[Model]:
     yield paceline.load(folder)
 
 
-def test_the_model_is_in_several_packages(folder: Path):
+def test_the_real_model_has_several_packages(folder: Path):
     names = sorted(path.name for path in folder.glob("*.mlpackage"))
     assert [name.partition("-")[0] for name in names] == ["head"] * 3 + ["layers"] * 2
 
 
-def test_golden_and_lint_pass(folder: Path, source: Path):
+def test_the_parity_check_and_lint_pass(folder: Path, source: Path):
     assert main(["coreml", "golden", str(folder), "--source", str(source), "--tokens", "12"]) == 0
     assert main(["coreml", "lint", str(folder)]) == 0
 
 
-def test_speculation_changes_no_token(model: Model):
+def test_speculation_on_core_ml_changes_no_token(model: Model):
     plain = model.generate(PROMPT, max_tokens=TOKENS, drafter="none")
     assert len(plain.token_ids) == TOKENS
     if WHOLE:

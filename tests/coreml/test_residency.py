@@ -119,7 +119,7 @@ def test_a_recorded_plan_is_evaluated_without_a_mac(folder: Path):
     ],
     ids=["on the CPU", "another on the GPU", "unknown", "no convolutions", "no plan", "not asked"],
 )
-def test_operations_off_the_engine_are_named(
+def test_operations_off_the_neural_engine_are_named(
     folder: Path, tmp_path: Path, change: Callable[[Value], object], message: str
 ):
     found = report(folder, recorded=changed(tmp_path / "plans.json", change))
@@ -129,7 +129,7 @@ def test_operations_off_the_engine_are_named(
     assert [one["passed"] for one in found.value["plans"]].count(False) == 1
 
 
-def test_supported_is_not_enough_and_constants_have_no_device():
+def test_supported_but_not_preferred_fails_and_constants_have_no_device():
     verdict = evaluate(plan(op("conv"), op("conv", "cpu", 0.5), op("conv", "cpu", 0.25)))
     assert verdict.convs == Counts(on=1, off=2, unknown=0)
     assert verdict.elsewhere == (OffEngine("conv", "cpu", ops=2, able=2, cost=0.75),)
@@ -157,7 +157,7 @@ def test_an_invalid_recording_is_rejected(
         report(folder, recorded=changed(tmp_path / "plans.json", change))
 
 
-def test_without_a_mac_and_a_recording_the_error_names_the_options(
+def test_the_error_without_a_mac_or_recording_names_the_options(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(residency, "on_a_mac", lambda: False)
@@ -169,7 +169,7 @@ DRAFTER = {"task": "draft", "drafts": {"taps": [0], "mask_token": 9, "target_lay
 
 
 @pytest.mark.parametrize("changes", [{}, {"functions": [1, 4]}, {"functions": [1, 4], **DRAFTER}])
-def test_a_recording_gives_the_same_report_elsewhere(
+def test_a_recording_gives_the_same_report_on_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Value
 ):
     folder = artifact(tmp_path / "artifact", **changes)
@@ -205,7 +205,7 @@ def test_a_recording_gives_the_same_report_elsewhere(
     ],
     ids=["killed", "failed", "no file"],
 )
-def test_a_crash_of_the_child_is_a_fault_of_the_plan(
+def test_a_child_process_crash_is_a_compute_plan_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, fault: str
 ):
     python = compute_plan.python
@@ -233,7 +233,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.coreml
-def test_the_copys_default_shape_has_the_rows(package: Path, tmp_path: Path):
+def test_the_copy_has_a_default_shape_with_the_given_rows(package: Path, tmp_path: Path):
     from paceline_coreml.rehearsal.program import read_package
 
     before = {path: sha256_of(path) for path in package.rglob("*") if path.is_file()}
@@ -249,7 +249,7 @@ def test_the_copys_default_shape_has_the_rows(package: Path, tmp_path: Path):
 
 
 @pytest.mark.coreml
-def test_the_copys_default_function_has_the_rows(package: Path, tmp_path: Path):
+def test_the_copy_has_a_default_function_with_the_given_rows(package: Path, tmp_path: Path):
     from paceline_coreml.conversion.shards import static_functions
     from paceline_coreml.rehearsal.program import read_package
 
@@ -266,7 +266,7 @@ def test_the_copys_default_function_has_the_rows(package: Path, tmp_path: Path):
 
 
 @pytest.mark.coreml
-def test_the_parent_reads_the_plan_of_the_copy(package: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_parent_process_reads_the_copys_plan(package: Path, monkeypatch: pytest.MonkeyPatch):
     import coremltools as ct
     from coremltools.models.compute_plan import MLComputePlan
 
@@ -296,7 +296,7 @@ def test_the_parent_reads_the_plan_of_the_copy(package: Path, monkeypatch: pytes
 
 
 @pytest.mark.coreml
-def test_a_plan_of_coremltools_is_converted():
+def test_a_coremltools_compute_plan_is_converted():
     assert list(ops_of(planned("t4"), "t4")) == [
         PlannedOp("w", "const", None, None, None),
         PlannedOp("y", "conv", "neural-engine", ("neural-engine", "gpu", "cpu"), 0.75),
@@ -306,7 +306,7 @@ def test_a_plan_of_coremltools_is_converted():
 
 
 @pytest.mark.coreml
-def test_another_kind_of_plan_is_rejected():
+def test_an_unsupported_compute_plan_is_rejected():
     found = planned("t4")
     with pytest.raises(ModelError, match="'t1'"):
         list(ops_of(found, "t1"))

@@ -49,7 +49,7 @@ def outputs(folder: Path) -> list[np.ndarray]:
     return rows
 
 
-def test_it_has_no_states_and_the_rows_of_one_that_has_them(twins: Twins):
+def test_a_stateless_model_gives_the_rows_of_a_stateful_one(twins: Twins):
     stateful, stateless = map(read_artifact, twins)
     for artifact, has_states in ((stateful, True), (stateless, False)):
         for shard in artifact.layer_shards:
@@ -60,7 +60,7 @@ def test_it_has_no_states_and_the_rows_of_one_that_has_them(twins: Twins):
         np.testing.assert_array_equal(one, other)
 
 
-def test_sequences_have_states_of_their_own(twins: Twins):
+def test_sequences_have_separate_states(twins: Twins):
     engine = CoreMlEngine(twins[1])
     with closing(engine.open()) as first, closing(engine.open()) as second:
         alone = engine.step([(first, Block([5, 9], 2))]).logits[0].copy()
@@ -69,7 +69,7 @@ def test_sequences_have_states_of_their_own(twins: Twins):
         np.testing.assert_array_equal(alone, again)
 
 
-def test_core_ml_takes_the_states_that_it_gave(twins: Twins, mac: FakeMac, monkeypatch: Any):
+def test_core_ml_accepts_its_own_output_states(twins: Twins, mac: FakeMac, monkeypatch: Any):
     with_core_ml = outputs(twins[1])
     for module in ("engine", "packages"):
         monkeypatch.setattr(f"paceline_coreml.engine.{module}.on_a_mac", lambda: False)
@@ -78,7 +78,7 @@ def test_core_ml_takes_the_states_that_it_gave(twins: Twins, mac: FakeMac, monke
 
 
 @pytest.mark.parametrize("other", [("--flexible",), ("--functions", "4,8"), ("--rows", "16")])
-def test_several_numbers_of_rows_are_rejected(
+def test_stateless_conversion_rejects_several_row_counts(
     tiny_gguf: Path, other: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ):
     command = ["convert", str(tiny_gguf), "--to", "coreml", "--stateless", "--quiet"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.decoding.auto import Acceptance, Auto, prior_probability
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Drafter, Proposal
-from support.drafters import Says, drafted
+from support.drafters import FixedDrafter, drafted
 
 FLAT = CostTable({1: 1.0, 16: 1.0})
 CHEAP = CostTable({1: 1.0, 16: 2.0})
@@ -102,7 +102,7 @@ def test_the_next_request_inherits_acceptance_estimates_but_learns_faster():
 # --- draft length
 
 
-def test_the_better_of_two_proposals_is_taken_whatever_their_order():
+def test_the_better_of_two_proposals_is_taken_in_either_order():
     known = taught(8, 3, times=300)
     good, poor = draft(8), draft(8, match=0, source="ngram")
     for proposals in ([good, poor], [poor, good]):
@@ -114,7 +114,7 @@ learned = st.builds(taught, st.integers(1, 15), st.integers(0, 15), st.integers(
 
 
 @given(first=slopes, slope=slopes, acceptance=learned, length=st.integers(1, 15))
-def test_no_other_length_has_a_greater_gain(
+def test_the_chosen_draft_length_has_the_greatest_gain(
     first: float, slope: float, acceptance: Acceptance, length: int
 ):
     cost = CostTable({1: 1.0, 2: 1.0 + first, 16: 1.0 + first + 14 * slope})
@@ -127,8 +127,8 @@ def test_no_other_length_has_a_greater_gain(
 
 
 @given(block=st.integers(1, 16))
-def test_auto_asks_for_at_most_the_draft_tokens_of_the_largest_block(block: int):
-    drafter = Says(draft(99))
+def test_auto_requests_at_most_the_draft_tokens_of_the_largest_block(block: int):
+    drafter = FixedDrafter(draft(99))
     taken = Auto(block, FLAT, taught(15, 15)).draft([drafter], [], 99)
     assert len(taken.tokens) == block - 1
     assert drafter.asked == [block - 1] * (block > 1)
@@ -151,7 +151,7 @@ def test_auto_learns_from_proposals_that_were_not_verified():
     known = taught(8, 8)
     auto = Auto(16, CHEAP, known)
     for _ in range(40):
-        proposal = auto.draft([Says(draft(8)), Says(draft(2, 1, "other"))], [], 8)
+        proposal = auto.draft([FixedDrafter(draft(8)), FixedDrafter(draft(2, 1, "other"))], [], 8)
         assert proposal.source == "suffix"
         auto.observe(DecodeOutcome(proposal, 8, 0.0, picks(draft(8), 8)))
     assert probability(known, 1, "other") > 0.9 > prior_probability(1)
@@ -164,7 +164,9 @@ def sure(length: int, source: str, probability: float = 0.99) -> Proposal:
     return Proposal(list(range(length)), source, probabilities=[probability] * length)
 
 
-def times_asked(slow: Says, *others: Says, steps: int = 200, cost: CostTable = CHEAP) -> int:
+def times_asked(
+    slow: FixedDrafter, *others: FixedDrafter, steps: int = 200, cost: CostTable = CHEAP
+) -> int:
     auto = Auto(16, cost, Acceptance())
     for _ in range(steps):
         proposal = auto.draft([slow, *others], [], 15)
@@ -172,25 +174,27 @@ def times_asked(slow: Says, *others: Says, steps: int = 200, cost: CostTable = C
     return len(slow.asked)
 
 
-def test_a_costly_drafter_that_pays_is_asked_in_every_step():
-    assert times_asked(Says(sure(4, "slow"), seconds=0.2)) == 200
-    as_good = Says(sure(8, "free"))
-    assert times_asked(Says(sure(8, "slow"), seconds=0.2), as_good) <= 7
+def test_a_costly_drafter_that_saves_time_is_called_in_every_step():
+    assert times_asked(FixedDrafter(sure(4, "slow"), seconds=0.2)) == 200
+    as_good = FixedDrafter(sure(8, "free"))
+    assert times_asked(FixedDrafter(sure(8, "slow"), seconds=0.2), as_good) <= 7
 
 
-def test_the_costlier_a_drafter_the_longer_until_its_retry():
+def test_retries_of_costly_drafters_are_rarer():
     asked = {}
     for calls in (0.1, 1.0, 3.0):  # cost of a proposal over that of a call
-        slow = Says(sure(1, "slow", 0.1), seconds=calls * CHEAP(1))
+        slow = FixedDrafter(sure(1, "slow", 0.1), seconds=calls * CHEAP(1))
         steps(Auto(16, CHEAP, Acceptance()), slow, accepted=0, count=300)
         asked[calls] = len(slow.asked)
     # After 8, 16, 32 and 64 steps; after 50, 50, 50 and 64; after 150.
     assert asked == {0.1: 7, 1.0: 6, 3.0: 2}
 
 
-def test_a_costly_drafter_that_improves_is_asked_more_often_again():
+def test_an_improving_costly_drafter_is_called_more_often_again():
     auto = Auto(16, CHEAP, Acceptance())
-    poor, good = (Says(sure(4, "slow", probability), seconds=0.2) for probability in (0.05, 0.99))
+    poor, good = (
+        FixedDrafter(sure(4, "slow", probability), seconds=0.2) for probability in (0.05, 0.99)
+    )
     for drafter, steps in ((poor, 100), (good, 200)):
         for _ in range(steps):
             proposal = auto.draft([drafter], [], 15)
@@ -201,37 +205,37 @@ def test_a_costly_drafter_that_improves_is_asked_more_often_again():
     assert len(good.asked) > 130
 
 
-def test_a_request_knows_what_a_costly_drafter_brought_to_earlier_ones():
-    slow, acceptance = Says(sure(1, "slow", 0.1), seconds=3.0), Acceptance()
+def test_a_request_inherits_a_costly_drafters_earlier_results():
+    slow, acceptance = FixedDrafter(sure(1, "slow", 0.1), seconds=3.0), Acceptance()
     for _ in range(10):
         acceptance = acceptance.discounted()
         steps(Auto(16, CHEAP, acceptance), slow, accepted=0, count=20)
     assert len(slow.asked) == 2  # in the first step, and after 150
 
 
-def test_a_costly_drafter_is_asked_for_about_as_many_tokens_as_are_worth_a_row():
+def test_a_costly_drafter_drafts_about_as_many_tokens_as_are_worth_a_row():
     steep = CostTable({1: 1.0, 4: 1.1, 5: 9.0, 16: 99.0})
     for cost, least, most in ((steep, 4, 6), (CHEAP, 15, 15)):
-        slow = Says(sure(15, "slow"), seconds=0.2)
+        slow = FixedDrafter(sure(15, "slow"), seconds=0.2)
         times_asked(slow, steps=60, cost=cost)
         assert least <= slow.asked[-1] <= most
 
 
-def test_time_is_worth_what_plain_decoding_makes_of_it():
+def test_drafting_time_is_priced_at_the_rate_of_plain_decoding():
     policy = Auto(16, CostTable({1: 1.0, 2: 1.8}), Acceptance())
-    steps(policy, Says(sure(1, "slow"), seconds=0.1), accepted=0, count=5)
+    steps(policy, FixedDrafter(sure(1, "slow"), seconds=0.1), accepted=0, count=5)
     assert policy.rate == 1.0
 
 
 # --- a drafter's own estimates
 
 
-def test_a_drafters_own_estimate_is_a_prior_of_three_quarters():
+def test_a_drafters_own_estimate_is_scaled_by_three_quarters():
     proposal = Proposal([1, 2, 3], "table", probabilities=[0.9, 0.5, 0.1])
     assert [*Acceptance().probabilities(proposal)] == pytest.approx([0.675, 0.375, 0.075])
 
 
-def test_an_estimate_that_is_too_high_is_corrected():
+def test_an_overestimate_is_corrected():
     acceptance = Acceptance()
     high, low = sure(1, "table", 0.9), sure(1, "table", 0.4)
     for i in range(200):
@@ -246,7 +250,7 @@ ESTIMATE = Proposal([7, 8, 9, 6], "table", probabilities=[0.8, 0.95, 0.95, 0.95]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_an_estimate_counts_less_if_a_match_proposes_another_token(order: tuple[int, int]):
+def test_an_estimate_weighs_less_if_a_match_contradicts_it(order: tuple[int, int]):
     def source(match: Proposal) -> str:
         offered = (match, ESTIMATE)
         return drafted(Auto(16, CHEAP, Acceptance()), *(offered[at] for at in order)).source
@@ -257,11 +261,11 @@ def test_an_estimate_counts_less_if_a_match_proposes_another_token(order: tuple[
     assert source(NO_PROPOSAL) == "table"
 
 
-def test_estimates_that_a_match_contradicts_are_counted_apart():
+def test_estimates_contradicted_by_a_match_are_counted_separately():
     for accepted, expected in ((4, "table"), (0, "suffix")):
         policy = Auto(16, CHEAP, acceptance := Acceptance())
         for _ in range(30):
-            taken = policy.draft([Says(MATCH), Says(ESTIMATE)], [], 99)
+            taken = policy.draft([FixedDrafter(MATCH), FixedDrafter(ESTIMATE)], [], 99)
             kept = accepted if taken.source == "table" else 0
             policy.observe(DecodeOutcome(taken, kept, 0.0, picks(ESTIMATE, accepted)))
         assert taken.source in (expected, "none")
@@ -271,7 +275,7 @@ def test_estimates_that_a_match_contradicts_are_counted_apart():
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 @pytest.mark.parametrize(("first", "tokens"), [(7, 2), (8, 1)], ids=["agree", "contradict"])
-def test_a_match_that_an_estimate_confirms_is_drafted_further(
+def test_a_match_confirmed_by_an_estimate_is_drafted_further(
     first: int, tokens: int, order: tuple[int, int]
 ):
     match = Proposal([7, 2, 3, 4], "suffix", match=2)
@@ -281,11 +285,11 @@ def test_a_match_that_an_estimate_confirms_is_drafted_further(
     assert (taken.source, len(taken.tokens)) == ("suffix", tokens)
 
 
-def test_matches_that_an_estimate_confirms_are_counted_apart():
+def test_matches_confirmed_by_an_estimate_are_counted_separately():
     policy = Auto(16, CHEAP, acceptance := Acceptance())
     match, estimate = Proposal([7], "suffix", match=2), sure(1, "table", 0.1)._replace(tokens=[7])
     for _ in range(30):
-        taken = policy.draft([Says(match), Says(estimate)], [], 99)
+        taken = policy.draft([FixedDrafter(match), FixedDrafter(estimate)], [], 99)
         policy.observe(DecodeOutcome(taken, 1, 0.0, [7, 5]))
     assert next(acceptance.probabilities(match)) == prior_probability(2)
     assert next(acceptance.probabilities(match, others_agree=True)) > 0.95
@@ -293,11 +297,11 @@ def test_matches_that_an_estimate_confirms_are_counted_apart():
 
 def test_a_match_does_not_contradict_a_costly_drafter():
     policy = Auto(16, CHEAP, Acceptance())
-    taken = policy.draft([Says(MATCH), Says(ESTIMATE, seconds=1e-9)], [], 99)
+    taken = policy.draft([FixedDrafter(MATCH), FixedDrafter(ESTIMATE, seconds=1e-9)], [], 99)
     assert taken.source == "table"
 
 
-def test_drafts_get_shorter_with_more_requests_in_the_batch():
+def test_drafts_get_shorter_as_the_batch_grows():
     cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
     offered = Proposal(list(range(15)), "guess", 0, [0.85] * 15)
     lengths = []
@@ -311,23 +315,23 @@ def test_drafts_get_shorter_with_more_requests_in_the_batch():
     assert lengths[-1] < lengths[0] / 2
 
 
-def test_drafts_get_shorter_at_a_longer_context_if_rows_cost_more_there():
+def test_drafts_get_shorter_if_rows_cost_more_at_a_longer_context():
     # Rows are nearly free at a short context; at a long one each row reads all of it.
     cost = CostTable({1: 1.0, 16: 1.3}, 256, {1: 1e-3, 16: 1e-2})
     offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
     lengths = []
     for context in (0, 256, 2048, 8192):
         policy = Auto(16, cost, Acceptance(), context)
-        lengths.append(len(policy.draft([Says(offered)], [1] * context, 99).tokens))
+        lengths.append(len(policy.draft([FixedDrafter(offered)], [1] * context, 99).tokens))
         grown = Auto(16, cost, Acceptance())
         # Its rate is that of a short context, and so higher.
-        assert len(grown.draft([Says(offered)], [1] * context, 99).tokens) <= lengths[-1]
+        assert len(grown.draft([FixedDrafter(offered)], [1] * context, 99).tokens) <= lengths[-1]
     assert lengths[0] >= lengths[1] > 6
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] < lengths[0] / 2
 
 
-def test_drafts_are_as_before_once_the_batch_load_is_cleared():
+def test_draft_lengths_recover_when_the_batch_load_is_cleared():
     cost = CostTable({1: 1.0, 16: 1.3, 32: 5.0})
     offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
     alone, shared = Auto(16, cost, Acceptance()), Auto(16, cost, Acceptance())
@@ -337,7 +341,7 @@ def test_drafts_are_as_before_once_the_batch_load_is_cleared():
     assert drafted(shared, offered) == drafted(alone, offered)
 
 
-def test_a_draft_outlives_the_load_that_it_was_made_for():
+def test_a_draft_may_be_used_after_the_batch_load_changes():
     # As that of a request that was preempted before its call: by then drafters are not asked.
     cost = CostTable({1: 1.0, 16: 1.3})
     policy = Auto(16, cost, Acceptance())
@@ -350,8 +354,8 @@ def test_a_draft_outlives_the_load_that_it_was_made_for():
     assert policy.rate == pytest.approx(5 / (1.0 + 9.0 + 0.01 * len(proposal.tokens)), rel=0.1)
 
 
-def test_the_load_of_a_batch_still_applies_when_the_context_has_grown():
+def test_the_batch_load_still_applies_after_the_context_grows():
     policy = Auto(16, CostTable({1: 1.0, 16: 1.3}, 256), Acceptance(), 256)
     policy.set_batch_load(1.5, 10.0, 0.5)
     offered = Proposal(list(range(15)), "guess", 0, [0.99] * 15)
-    assert not policy.draft([Says(offered)], [1] * 900, 99).tokens
+    assert not policy.draft([FixedDrafter(offered)], [1] * 900, 99).tokens

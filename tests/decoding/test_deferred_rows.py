@@ -1,4 +1,4 @@
-"""Pending values, which work without waiting for the device; and common prefixes."""
+"""Pending values, which do not wait for the device, and common prefixes."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ class Device:
         return self._values
 
 
-def test_the_number_of_pending_values_is_known_and_reading_one_waits_for_all():
+def test_the_number_of_pending_values_needs_no_wait_but_reading_one_does():
     device = Device([4, 5, 6, 7])
     pending = DeferredRows(device.read, 3, "array")
     assert len(pending) == 3
@@ -51,7 +51,7 @@ slices = st.slices(6)
 
 
 @given(before=st.lists(st.integers(0, 9), max_size=3), length=st.integers(0, 4), at=slices)
-def test_pending_values_are_sliced_as_any_sequence(before: list[int], length: int, at: slice):
+def test_pending_values_are_sliced_like_any_sequence(before: list[int], length: int, at: slice):
     values = [10, 11, 12, 13]
     pending = DeferredRows(lambda: values, length, None, before)
     assert list(pending[at]) == [*before, *values[:length]][at]
@@ -68,7 +68,7 @@ class Late(Drafter):
         return Proposal(tokens, self.name, 0, DeferredRows(lambda: [0.5] * 3, 3)).cut(limit)
 
 
-def test_a_block_of_pending_tokens_is_made_without_waiting():
+def test_a_block_of_pending_tokens_is_built_without_waiting():
     drafter, engine = Late(), ToyEngine()
     generation = Generation(
         [5, 6, 7],
@@ -97,7 +97,7 @@ texts = st.lists(st.integers(0, 1), max_size=8)
 
 @pytest.mark.parametrize("kind", [list, np.array])
 @given(one=texts, other=texts)
-def test_common_prefix_length_is_that_of_the_longest_equal_prefix(
+def test_common_prefix_length_is_the_length_of_the_longest_equal_prefix(
     kind: type, one: list[int], other: list[int]
 ):
     equal = [n for n in range(min(len(one), len(other)) + 1) if one[:n] == other[:n]]

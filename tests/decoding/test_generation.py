@@ -1,4 +1,4 @@
-"""The state machine of a request: prefill, decode, and what drafters and policies observe."""
+"""The state machine of a request: prefill, decode, and the events for drafters and policies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -90,7 +90,7 @@ def test_an_impossible_prompt_is_rejected(settings: dict[str, Any], value: str):
 
 @pytest.mark.parametrize("accepted", [0, 1, 7])
 def test_draft_tokens_are_accepted_up_to_the_first_mismatch(accepted: int):
-    # Seven draft tokens, of which the one after the first `accepted` is wrong.
+    # Seven draft tokens; the one after the first `accepted` is wrong.
     oracle = Oracle(TEXT, wrong_at=[len(PROMPT) + 1 + accepted])
     generation = past_the_prompt(drafters=[oracle], policy=Fixed(8))
     before = generation.length
@@ -125,7 +125,7 @@ def test_a_draft_token_after_a_rejected_one_is_never_accepted():
     chunk=st.integers(1, 6),
     most=st.integers(1, len(ANSWER)),
 )
-def test_tokens_and_text_are_the_same_with_every_draft(
+def test_tokens_and_text_do_not_depend_on_the_draft(
     block: int, wrong: set[int], chunk: int, most: int
 ):
     generation = new_generation(
@@ -143,7 +143,7 @@ def test_tokens_and_text_are_the_same_with_every_draft(
     assert sum(one.accepted for one in steps) == generation.counters.accepted
 
 
-def test_next_block_is_the_same_until_accept():
+def test_next_block_does_not_change_until_accept():
     oracle = Oracle(TEXT)
     generation = past_the_prompt(drafters=[oracle])
     assert generation.next_block() is generation.next_block()
@@ -152,7 +152,7 @@ def test_next_block_is_the_same_until_accept():
     assert generation.answer == ANSWER[:1]
 
 
-def test_the_policy_gets_the_number_of_tokens_that_can_be_kept_as_limit():
+def test_the_policys_limit_is_the_number_of_tokens_that_can_be_kept():
     silent, knowing = Oracle([]), Oracle(TEXT)
     policy = Recording(4)
     generation = past_the_prompt(drafters=[silent, knowing], policy=policy)
@@ -164,7 +164,7 @@ def test_the_policy_gets_the_number_of_tokens_that_can_be_kept_as_limit():
 # -- wrong rows ------------------------------------------------------------------------------------
 
 
-def test_accept_rejects_rows_that_nobody_asked_for_and_keeps_the_block():
+def test_accept_rejects_a_wrong_number_of_rows_and_keeps_the_block():
     with raises(RuntimeError, "next_block"):
         new_generation().accept(np.zeros((1, VOCABULARY), np.float32))
     generation = past_the_prompt(drafters=[Oracle(TEXT)], policy=Fixed(3))
@@ -235,7 +235,7 @@ def test_steps_and_drafts_are_counted_by_drafter_and_by_position():
     )
     finished(generation)
     counters = generation.counters
-    # "he" and a wrong space; then " rid" and "ers", of which the last needs no row.
+    # "he" and a wrong space; then " rid" and "ers", whose last token needs no row.
     assert counters.drafted_by == {"oracle": 3, "other": 3 + 3}
     assert counters.accepted_by == {"oracle": 2, "other": 3 + 3}
     assert (counters.drafted_at, counters.accepted_at) == ([3, 3, 3], [3, 3, 2])
@@ -243,7 +243,7 @@ def test_steps_and_drafts_are_counted_by_drafter_and_by_position():
     assert counters.fallbacks == 1
 
 
-def test_sampling_is_keyed_by_the_position_in_the_whole_text():
+def test_sampling_is_keyed_by_the_absolute_position():
     # Flat rows: the token shows which random number was used.
     flat = np.zeros((8, VOCABULARY), np.float32)
 

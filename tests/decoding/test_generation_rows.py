@@ -1,4 +1,4 @@
-"""What a generation reads of its rows, and how it ends."""
+"""The rows that a generation reads, and how it ends."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +43,7 @@ from support.generation import (
         ({"drafters": create("suffix+ngram")}, True),
     ],
 )
-def test_a_block_asks_for_the_argmax_if_nothing_reads_logits(settings: Any, best: bool):
+def test_a_block_requests_only_the_argmax_if_nothing_reads_logits(settings: Any, best: bool):
     generation = new_generation(**settings)
     assert generation.next_block().best is best
     while not generation.finished:
@@ -51,7 +51,7 @@ def test_a_block_asks_for_the_argmax_if_nothing_reads_logits(settings: Any, best
         step(generation)
 
 
-def test_argmax_gives_the_same_steps_as_logits():
+def test_argmax_and_logits_give_the_same_steps():
     expected = new_generation(drafters=create("ngram"))
     finished(expected)
     generation = new_generation(drafters=create("ngram"))
@@ -83,7 +83,7 @@ def run_graded(generation: Generation) -> list[Step]:
 
 
 @pytest.mark.parametrize("drafters", ["none", "ngram"])
-def test_every_token_of_the_answer_has_its_logprob(drafters: str):
+def test_every_response_token_has_a_logprob(drafters: str):
     generation = new_generation(logprobs=3, drafters=create(drafters), prefill_chunk=2)
     steps = run_graded(generation)
     assert generation.answer == ANSWER
@@ -95,7 +95,7 @@ def test_every_token_of_the_answer_has_its_logprob(drafters: str):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 99])
-def test_every_token_of_the_prompt_has_its_logprob(chunk: int):
+def test_every_prompt_token_has_a_logprob(chunk: int):
     generation = new_generation(logprobs=2, prompt_logprobs=True, prefill_chunk=chunk)
     run_graded(generation)
     assert generation.answer == ANSWER
@@ -107,7 +107,7 @@ def test_every_token_of_the_prompt_has_its_logprob(chunk: int):
     assert len(generation.logprobs) == len(ANSWER)
 
 
-def test_logprobs_are_those_of_the_model_before_sampling():
+def test_logprobs_are_computed_before_sampling():
     sampling = Sampling(logit_bias={ANSWER[0]: -100.0})
     generation = new_generation(logprobs=1, sampling=sampling, stopping=Stopping(max_tokens=1))
     run_graded(generation)
@@ -182,7 +182,7 @@ def test_a_constraint_restricts_and_forces_tokens(forces: bool, sampling: Sampli
 
 
 @pytest.mark.parametrize("max_tokens", [None, 10, 11])
-def test_the_context_limit_ends_the_answer(max_tokens: int | None):
+def test_the_context_limit_ends_the_response(max_tokens: int | None):
     generation = new_generation(
         context_length=len(PROMPT) + 10,
         stopping=Stopping(max_tokens=max_tokens),
@@ -194,7 +194,7 @@ def test_the_context_limit_ends_the_answer(max_tokens: int | None):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 9])
-def test_an_end_token_inside_an_accepted_block_ends_the_answer_with_it(at: int):
+def test_a_stop_token_inside_an_accepted_block_ends_the_response(at: int):
     eos = 256
     text = [*PROMPT, *ANSWER[:at], eos, *ANSWER[at:]]
     for block in (1, 2, 4, 16):
@@ -259,7 +259,7 @@ def test_a_generation_can_be_cancelled_at_any_time(steps: int, block_is_out: boo
         generation.accept(np.zeros((3, VOCABULARY), np.float32))
 
 
-def test_text_that_was_held_back_comes_with_the_last_token_or_when_cancelled_once():
+def test_held_back_text_is_emitted_once_at_the_end_or_on_cancel():
     generation = new_generation(stopping=Stopping(max_tokens=3, stop=("hex",)))
     assert [one.text for one in finished(generation)] == ["T", "", "he"]
     assert generation.finish_reason is FinishReason.LENGTH

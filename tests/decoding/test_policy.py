@@ -1,4 +1,4 @@
-"""Draft lengths of policies, and the costs that they weigh."""
+"""Draft lengths of policies, and cost tables."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.decoding.costs import CostTable
 from paceline.decoding.policy import Adaptive, Fixed, Kelly
 from paceline.decoding.types import NO_PROPOSAL, DecodeOutcome, Policy, Proposal
-from support.drafters import Says, drafted
+from support.drafters import FixedDrafter, drafted
 from support.errors import raises
 
 POLICIES = [Fixed, Adaptive, Kelly]
@@ -44,13 +44,13 @@ def test_draft_length_is_within_the_largest_block(
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_the_first_proposal_with_tokens_is_taken_whole_and_no_other_is_asked_for(kind: type):
+def test_the_first_nonempty_proposal_is_taken_whole_without_asking_further(kind: type):
     first, second = Proposal([1], "ngram"), Proposal([2], "suffix", 9)
     assert drafted(kind(8), first, second) == first
     assert drafted(kind(8), Proposal((), "ngram"), second) == second
     assert drafted(kind(8)) == NO_PROPOSAL
-    later = Says(second)
-    kind(8).draft([Says(first), later], [], 8)
+    later = FixedDrafter(second)
+    kind(8).draft([FixedDrafter(first), later], [], 8)
     assert later.asked == []
 
 
@@ -89,7 +89,7 @@ def test_kelly_takes_the_block_with_the_best_expected_rate(accepted: int):
     assert after(Kelly(16), seen).draft_length() == best_block(accepted / 10, 0.010, 0.002, 16) - 1
 
 
-def test_kelly_starts_from_the_constants_of_its_source_and_forgets_old_steps():
+def test_kelly_starts_from_published_constants_and_forgets_old_steps():
     assert Kelly(16).draft_length() == best_block(0.5, 0.0470, 0.0087, 16) - 1
     # One block size does not determine a line.
     assert after(Kelly(16), [outcome(4, 2, 5.0)] * 3).draft_length() == Kelly(16).draft_length()
@@ -103,7 +103,7 @@ tables = st.dictionaries(
 ).map(CostTable)
 
 
-def test_costs_between_and_beyond_measurements_are_linear():
+def test_costs_are_interpolated_and_extrapolated_linearly():
     cost = CostTable({2: 1.0, 4: 2.0, 8: 3.0})
     assert (cost(2), cost(3), cost(4)) == (1.0, 1.5, 2.0)
     assert cost(6) == 2.5
@@ -111,7 +111,7 @@ def test_costs_between_and_beyond_measurements_are_linear():
     assert cost(1) == 1.0  # fewer rows were not measured to be cheaper
 
 
-def test_costs_grow_by_per_token_seconds_with_the_context():
+def test_costs_grow_linearly_with_the_context():
     cost = CostTable({1: 1.0, 4: 2.0}, context=100, per_token={1: 0.01, 4: 0.02})
     assert [cost.at_context(100)(rows) for rows in (1, 4)] == [1.0, 2.0]
     assert [cost.at_context(200)(rows) for rows in (1, 2, 4)] == pytest.approx([2.0, 8 / 3, 4.0])
@@ -139,12 +139,12 @@ def test_one_more_row_never_lowers_the_cost(cost: CostTable):
         (({1: 1.0, 4: 2.0}, 100, {1: 0.01}), "per_token"),
     ],
 )
-def test_an_impossible_cost_table_is_rejected(values: tuple[Any, ...], value: str):
+def test_an_invalid_cost_table_is_rejected(values: tuple[Any, ...], value: str):
     with raises(ValueError, value):
         CostTable(*values)
 
 
-def test_break_even_is_where_the_speed_up_is_one():
+def test_the_speed_up_at_break_even_is_one():
     # c(2) = 1.5 c(1): 1 + p = 1.5. c(3) = 1.75 c(1): 1 + p + p^2 = 1.75.
     for rows, seconds in ((2, 1.5), (3, 1.75)):
         cost = CostTable({1: 1.0, rows: seconds})
@@ -152,14 +152,14 @@ def test_break_even_is_where_the_speed_up_is_one():
         assert cost.speed_up(rows, 0.5) == pytest.approx(1)
 
 
-def test_where_even_certainty_does_not_pay_there_is_no_break_even():
+def test_there_is_no_break_even_if_certain_drafts_are_still_slower():
     cost = CostTable({1: 0.112, 4: 0.499})
     assert cost.break_even(4) is None
     assert cost.speed_up(4, 1.0) < 1
     assert cost.best(1.0) == (1, 1.0)
 
 
-def test_the_best_length_grows_with_the_chance():
+def test_the_best_draft_length_grows_with_the_acceptance_probability():
     cost = CostTable({1: 0.01, 2: 0.012, 4: 0.015, 8: 0.025})
     by_chance = [cost.best(chance) for chance in (0.1, 0.3, 0.5, 0.7, 0.9, 1)]
     lengths, gains = zip(*by_chance, strict=True)

@@ -1,4 +1,4 @@
-"""Reasoning separated from the answer, however the text is tokenized."""
+"""Separation of reasoning from the response, for any tokenization."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,7 +28,7 @@ HARMONY = ReasoningMarks(
 )
 
 
-class Found(NamedTuple):
+class ParsedResponse(NamedTuple):
     text: str
     reasoning: str
     reasoning_tokens: int
@@ -36,8 +36,10 @@ class Found(NamedTuple):
     thoughts: list[str]
 
 
-def read(pieces: Sequence[str | int], thoughts: ReasoningMarks, stops: Sequence[str] = ()) -> Found:
-    """Read an answer of these tokens: texts, and ids of tokens without text."""
+def read(
+    pieces: Sequence[str | int], thoughts: ReasoningMarks, stops: Sequence[str] = ()
+) -> ParsedResponse:
+    """Read a response with these tokens: texts, and ids of tokens without text."""
     words = dict(enumerate(piece for piece in pieces if isinstance(piece, str)))
     place = iter(words)
     tokens = [piece if isinstance(piece, int) else next(place) for piece in pieces]
@@ -53,7 +55,7 @@ def read(pieces: Sequence[str | int], thoughts: ReasoningMarks, stops: Sequence[
     else:
         results.append(stream.finish())
     texts, told = [item.final for item in results], [item.reasoning for item in results]
-    return Found("".join(texts), "".join(told), stream.reasoning_tokens, texts, told)
+    return ParsedResponse("".join(texts), "".join(told), stream.reasoning_tokens, texts, told)
 
 
 FORMS = [
@@ -91,7 +93,7 @@ FORMS = [
 @given(at=st.lists(st.integers(0, 80), max_size=12))
 @example(at=[])
 @example(at=[*range(80)])
-def test_text_marks_separate_reasoning_from_the_answer_however_they_are_tokenized(
+def test_text_delimiters_separate_reasoning_in_any_tokenization(
     thoughts: ReasoningMarks, whole: str, reasoning: str, text: str, at: list[int]
 ):
     ends = sorted(place % (len(whole) + 1) for place in at)
@@ -114,7 +116,7 @@ BY_TOKENS: list[tuple[ReasoningMarks, list[str | int], str, str, int | None]] = 
     (TOKENS, [100, "so", " 4", 101, "\n\n", "It", " is", " 4."], "so 4", "It is 4.", 4),
     (TOKENS, ["<", "think", ">", "no", "</think>"], "", "<think>no</think>", 0),
     (SEEN, ["It", " is ", 1000, " 4.", 101], "", "It is <think> 4.", None),
-    (SEEN_OPENED, ["\n", 1000, "so", 101, "4."], "so", "4.", 4),  # the prompt opened it, too
+    (SEEN_OPENED, ["\n", 1000, "so", 101, "4."], "so", "4.", 4),  # the prompt also opened it
     (TAGS, [" ", "<th", "ink>", "a", "b", "</th", "ink>", "c"], "ab", "c", 7),
     (TAGS, [" ", "<th", "ere"], "", " <there", 0),
     (OPENED, ["a", "</think>", "\n", "b"], "a", "b", 2),
@@ -146,7 +148,7 @@ BY_TOKENS: list[tuple[ReasoningMarks, list[str | int], str, str, int | None]] = 
 
 
 @pytest.mark.parametrize(("marks", "pieces", "reasoning", "text", "tokens"), BY_TOKENS)
-def test_marks_that_are_tokens_are_matched_by_their_ids_and_tokens_are_counted(
+def test_token_delimiters_are_matched_by_id_and_reasoning_tokens_counted(
     marks: ReasoningMarks, pieces: list[str | int], reasoning: str, text: str, tokens: int | None
 ):
     result = read(pieces, marks)
@@ -155,7 +157,7 @@ def test_marks_that_are_tokens_are_matched_by_their_ids_and_tokens_are_counted(
 
 
 @pytest.mark.parametrize("stop", ["see", "\n", "<", "think"])
-def test_a_stop_string_ends_the_answer_but_not_reasoning(stop: str):
+def test_a_stop_string_ends_the_response_but_not_reasoning(stop: str):
     whole = f"<think>let me see\nit</think>It is {stop} 4."
     for pieces in ([*whole], [whole[:4], whole[4:20], whole[20:]]):
         result = read(pieces, TAGS, [stop])

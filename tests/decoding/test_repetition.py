@@ -11,13 +11,13 @@ from support.errors import raises
 
 
 def first_stop(rule: Repetition, tokens: Sequence[int]) -> int | None:
-    """Tokens of the answer when the rule ends it; None: it does not."""
+    """Return the response length at which the rule stops it, or None."""
     stop = RepetitionDetector(rule)
     return next((n for n, token in enumerate(tokens, start=1) if stop.push(token)), None)
 
 
 def is_loop(rule: Repetition, tokens: Sequence[int]) -> bool:
-    """The definition, read off the last tokens: a pattern, `count` times, one after the other."""
+    """Apply the definition to the last tokens: a pattern repeated `count` times in a row."""
     for size in range(max(rule.min_pattern_size, 1), rule.max_pattern_size + 1):
         count = max(rule.min_count, -(-rule.min_tokens // size))
         tail = list(tokens[-size * count :])
@@ -39,9 +39,7 @@ texts = st.lists(
 
 
 @given(tokens=texts, rule=rules)
-def test_a_repetition_stays_detected_as_long_as_the_loop_goes_on(
-    tokens: list[int], rule: Repetition
-):
+def test_a_repetition_stays_detected_while_the_loop_continues(tokens: list[int], rule: Repetition):
     stop = RepetitionDetector(rule)
     assert [stop.push(token) for token in tokens] == [
         is_loop(rule, tokens[:n]) for n in range(1, len(tokens) + 1)
@@ -49,7 +47,7 @@ def test_a_repetition_stays_detected_as_long_as_the_loop_goes_on(
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 30, 64, 128])
-def test_the_default_rule_ends_exact_repetition_of_any_pattern_up_to_its_longest(size: int):
+def test_the_default_rule_stops_exact_repetition_of_patterns_up_to_its_maximum(size: int):
     start = [9_000 + i for i in range(50)]
     number = first_stop(DEFAULT, [*start, *list(range(size)) * 300])
     assert number is not None
@@ -73,7 +71,7 @@ def test_the_default_rule_ends_exact_repetition_of_any_pattern_up_to_its_longest
     ],
     ids=["long", "rule", "table", "paragraphs", "numbered list", "numbered lines", "refrain"],
 )
-def test_repetition_in_ordinary_text_does_not_end_an_answer(tokens: list[int]):
+def test_ordinary_repetition_does_not_end_a_response(tokens: list[int]):
     assert first_stop(DEFAULT, tokens) is None
 
 
@@ -87,6 +85,6 @@ def test_repetition_in_ordinary_text_does_not_end_an_answer(tokens: list[int]):
         ((3, 1, True, 0), "min_count"),
     ],
 )
-def test_a_repetition_rule_out_of_range_is_rejected_by_name(values: tuple[int, ...], name: str):
+def test_an_out_of_range_repetition_rule_is_rejected_by_name(values: tuple[int, ...], name: str):
     with raises(ValueError, name):
         Repetition(*values)

@@ -1,4 +1,4 @@
-"""A preempted answer continues with the same tokens; its rows are recomputed in their phases."""
+"""A preempted response continues with the same tokens; its rows are recomputed in their roles."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -101,7 +101,7 @@ def test_preempted_decode_continues_with_the_same_tokens(
     assert one.answer == plain.tokens
 
 
-def test_rows_are_recomputed_in_their_phase_many_per_call():
+def test_rows_are_recomputed_in_their_role_in_large_passes():
     engine = PhaseEngine()
     one = new_request(engine, "none", "fixed", Sampling())
     with closing(engine.open()) as sequence:
@@ -120,7 +120,7 @@ def test_rows_are_recomputed_in_their_phase_many_per_call():
     assert (list(decode.tokens), decode.rows, decode.prefill) == (one.answer[:-1], 0, False)
 
 
-def test_restart_needs_an_answer_that_has_begun_and_not_ended():
+def test_restart_requires_a_response_in_progress():
     engine = ToyEngine()
     one = new_request(engine, "none", "fixed", Sampling())
     with raises(RuntimeError, "begun"):

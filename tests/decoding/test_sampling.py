@@ -61,7 +61,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("seed", "position", "key", "numbers"), GOLDEN)
-def test_the_random_numbers_of_a_position_are_the_same_on_every_machine(
+def test_a_positions_random_numbers_are_the_same_on_every_machine(
     seed: int, position: int, key: int, numbers: list[float]
 ):
     # Answers that users made with a seed must come out again with the next version.
@@ -72,7 +72,7 @@ def test_the_random_numbers_of_a_position_are_the_same_on_every_machine(
     assert exponentials(key, tokens[2:])[0] == exponentials(key, tokens)[2]
 
 
-def test_a_pick_depends_on_row_history_and_position_alone():
+def test_a_pick_depends_only_on_row_history_and_position():
     # Other picks before or in between, as for rejected draft tokens, do not matter.
     rng = np.random.default_rng(0)
     rows = rng.normal(0, 2, (30, 8)).astype(np.float32)
@@ -90,7 +90,7 @@ def test_a_pick_depends_on_row_history_and_position_alone():
         drafting.push(token)
 
 
-def test_pick_does_not_change_the_row():
+def test_pick_does_not_modify_the_row():
     logits = row(1, 2, 3, 4, 5, 6, 7, 8)
     logits.flags.writeable = False
     sampler(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1).pick(logits, 0)
@@ -158,7 +158,7 @@ def test_sampling_filters_follow_their_definitions(logits: list[float], how: Sam
     assume(margin > 1e-5)  # float32 may fall on the other side
     one = Sampler(how, (), len(logits))
     for position in range(40):
-        # The first arrival of a race in which each kept token runs at the rate of its weight.
+        # The first arrival of a race: each kept token's rate is its weight.
         numbers = exponentials(noise_key(how.seed, position), np.array(tokens))
         arrivals = numbers / [weight[token] for token in tokens]
         first, second = np.sort([*arrivals, math.inf])[:2]
@@ -166,7 +166,7 @@ def test_sampling_filters_follow_their_definitions(logits: list[float], how: Sam
             assert one.pick(row(*logits), position) == tokens[int(arrivals.argmin())]
 
 
-def test_the_tail_of_a_row_has_its_share():
+def test_the_tail_of_the_distribution_is_sampled_at_its_probability():
     # Four tokens just within and thousands beyond the window that is looked at first.
     size, beyond = 20_004, 20_000
     logits = np.full(size, -10.5, np.float32)
@@ -199,7 +199,7 @@ def test_the_tail_of_a_row_has_its_share():
         seed=st.integers(0, 99),
     ),
 )
-def test_tokens_that_are_left_out_at_first_change_no_pick(
+def test_the_truncated_first_pass_changes_no_pick(
     data: int, spread: float, lead: float, far: float, how: Sampling
 ):
     rng = np.random.default_rng(data)
@@ -223,8 +223,8 @@ def test_a_masked_token_is_never_sampled():
         assert picked(sampler(temperature=1.0, **how), logits) == {1, 3}
 
 
-def test_the_nucleus_of_a_flat_row_extends_beyond_the_window():
-    # One likely token, and so many unlikely ones that they hold nearly half of the mass.
+def test_the_nucleus_of_a_flat_distribution_exceeds_the_window():
+    # One likely token; the many unlikely ones hold nearly half of the mass together.
     size = 30_000
     logits = np.full(size, -10.5, np.float32)
     logits[7] = 0
@@ -236,7 +236,7 @@ def test_the_nucleus_of_a_flat_row_extends_beyond_the_window():
 @pytest.mark.parametrize(
     ("temperature", "tokens"), [(0.0, {1}), (1e-6, {1}), (9.9e-6, {1}), (1e-5, {1, 2, 4})]
 )
-def test_greedy_picks_the_first_of_the_most_likely_tokens(temperature: float, tokens: set[int]):
+def test_greedy_picks_the_first_of_equally_likely_tokens(temperature: float, tokens: set[int]):
     # Dividing by so little would overflow; the tie must fall the same way everywhere.
     how = sampler(temperature=temperature, top_p=0.5 if len(tokens) == 1 else 1.0, seed=5)
     assert picked(how, row(1, 4, 4, 2, 4)) == tokens
@@ -247,8 +247,8 @@ def greedy_after(logits: np.ndarray, **how: object) -> int:
     return sampler(**how).pick(logits, 0)
 
 
-def test_penalties_of_a_long_answer_are_those_of_its_counts():
-    """Of more distinct tokens than are counted at first."""
+def test_penalties_in_a_long_response_follow_its_counts():
+    """The response has more distinct tokens than are counted at first."""
     rng = np.random.default_rng(5)
     logits = rng.normal(0, 3, 2000).astype(np.float32)
     prompt, answer = rng.integers(0, 2000, 300).tolist(), rng.integers(0, 2000, 900).tolist()
@@ -290,7 +290,7 @@ def reference(row: np.ndarray) -> np.ndarray:
 
 
 @given(ROWS, st.data())
-def test_logprobs_are_logarithms_of_the_softmax(values: list[float], data: st.DataObject):
+def test_logprobs_are_the_log_softmax(values: list[float], data: st.DataObject):
     row = np.array(values, np.float32)
     token = data.draw(st.integers(0, len(row) - 1))
     top = data.draw(st.integers(0, len(row) + 2))

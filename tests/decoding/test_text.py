@@ -30,12 +30,12 @@ def cut(data: bytes, at: Sequence[int]) -> list[bytes]:
 
 cuts = st.lists(st.integers(0, 999), max_size=60)
 
-# Letters of one to four bytes, so few that stop strings occur.
+# A few letters of one to four bytes, so that stop strings occur.
 scripts = st.text(st.sampled_from("abcé漢😀\u0301\n"), max_size=60)
 
 
 @given(text=st.text(max_size=60) | scripts, at=cuts)
-def test_a_character_comes_with_the_token_that_completes_it(text: str, at: list[int]):
+def test_the_last_token_of_a_character_emits_it(text: str, at: list[int]):
     tokens = cut(text.encode(), at)
     stream = TextStream(bytewise(tokens))
     shown, run = "", b""
@@ -50,7 +50,7 @@ def test_a_character_comes_with_the_token_that_completes_it(text: str, at: list[
 # A broken character at the end, and then nothing but tokens without text (special ones).
 @example(data=b"a\xf0\x9f", at=[3] * 40)
 @example(data=b"a\xf0\x9f b", at=[3] * 40)
-def test_broken_bytes_give_the_decoders_replacement(data: bytes, at: list[int]):
+def test_invalid_bytes_become_the_decoders_replacement(data: bytes, at: list[int]):
     tokens = cut(data, at)
     pieces = pushed(TextStream(bytewise(tokens)), len(tokens))
     assert "".join(pieces) == data.decode("utf-8", "replace")
@@ -61,7 +61,7 @@ def test_broken_bytes_give_the_decoders_replacement(data: bytes, at: list[int]):
     at=cuts,
     stops=st.lists(st.text("abcé漢😀\n", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_text_ends_before_the_earliest_stop_string_and_never_has_part_of_one(
+def test_text_ends_before_the_earliest_stop_string_without_any_part_of_it(
     text: str, at: list[int], stops: list[str]
 ):
     tokens = cut(text.encode(), at)
@@ -92,7 +92,7 @@ def test_text_ends_before_the_earliest_stop_string_and_never_has_part_of_one(
 
 
 @given(text=scripts, at=cuts, stop=st.text("abc", min_size=1, max_size=3))
-def test_only_a_possible_start_of_a_stop_string_is_held_back(text: str, at: list[int], stop: str):
+def test_only_a_possible_stop_string_prefix_is_held_back(text: str, at: list[int], stop: str):
     tokens = cut(text.encode(), at)
     stream = TextStream(bytewise(tokens), [stop])
     shown, run = "", b""
@@ -111,7 +111,7 @@ def stream_of(tokens: Sequence[str | bytes], *stops: str) -> TextStream:
     return TextStream(bytewise(pieces), stops)
 
 
-def test_the_end_may_complete_a_stop_string():
+def test_the_final_text_may_complete_a_stop_string():
     # A broken character is final only at the end.
     stream = stream_of(["ab", b"\xf0\x9f"], f"b{BROKEN}")
     assert [stream.push(0).final, stream.push(1).final] == ["a", ""]
@@ -120,14 +120,14 @@ def test_the_end_may_complete_a_stop_string():
     assert stream.stopped_by == f"b{BROKEN}"
 
 
-def test_a_tokenizer_that_drops_the_space_at_a_texts_start_keeps_it_in_the_middle():
+def test_a_tokenizer_that_strips_the_first_space_keeps_inner_spaces():
     # As in sentencepiece: tokens decode differently at the start of a text.
     words = [" the", " road", " goes", " ever", " on"] * 8
     stream = TextStream(lambda ids: "".join(words[i] for i in ids).removeprefix(" "))
     assert "".join(pushed(stream, 40)) == "".join(words).removeprefix(" ")
 
 
-def test_the_work_per_token_does_not_grow_with_the_answer():
+def test_decoding_work_per_token_does_not_grow_with_the_response():
     lengths: list[int] = []
 
     def decode(ids: Sequence[int]) -> str:

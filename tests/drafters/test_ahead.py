@@ -49,7 +49,7 @@ def asked(policy: Policy, drafter: AheadDrafter, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("wrong", [[], [2], [4], [5]])
-def test_every_draft_but_the_first_is_made_ahead_and_a_rejected_token_drops_one(
+def test_the_first_draft_is_not_made_ahead_and_a_rejection_drops_one(
     wrong: list[int], truth: list[int], worker: ThreadPoolExecutor
 ):
     drafter = AheadDrafter(Oracle(truth, wrong_at=[len(PROMPT) + at for at in wrong]), worker)
@@ -85,7 +85,7 @@ class Signalling(Oracle):
         return proposal
 
 
-def test_drafts_are_made_while_the_target_verifies(truth: list[int]):
+def test_drafting_ahead_runs_during_verification(truth: list[int]):
     proposed = threading.Event()
     oracle = Signalling(truth, proposed)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
@@ -94,7 +94,7 @@ def test_drafts_are_made_while_the_target_verifies(truth: list[int]):
     assert oracle.threads == {"ahead_0"}, "one thread uses its state"
 
 
-def test_a_draft_that_is_ready_has_no_cost(truth: list[int]):
+def test_a_finished_draft_costs_nothing(truth: list[int]):
     class Slow(Oracle):
         def cost(self, limit: int) -> float:
             return 0.5
@@ -116,7 +116,7 @@ def test_a_draft_that_is_ready_has_no_cost(truth: list[int]):
     assert request.counters.hidden_seconds > 0.0
 
 
-def test_ahead_opens_a_draft_model_of_its_own():
+def test_ahead_opens_a_separate_draft_model():
     engine = ToyEngine()
     opened: list[str] = []
 
@@ -138,10 +138,10 @@ def test_ahead_opens_a_draft_model_of_its_own():
 
 
 @pytest.mark.parametrize("spec", ["ahead", "ahead:suffix", "ahead:model", "ahead:dflash"])
-def test_drafters_that_are_free_or_need_the_target_cannot_draft_ahead(spec: str):
+def test_drafters_that_are_free_or_need_the_target_cannot_run_ahead(spec: str):
     with raises(InvalidRequest):
         DrafterSpec.parse(spec)
 
 
-def test_published_results_name_a_drafter_that_drafts_ahead_without_its_folder():
+def test_published_results_omit_the_folder_of_an_ahead_drafter():
     assert DrafterSpec.parse("ahead:model:/a/b+suffix").without_folders == "ahead:model:b+suffix"

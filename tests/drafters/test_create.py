@@ -40,11 +40,11 @@ from support.errors import raises
         ("suffix+ngram", [SuffixDrafter, NgramDrafter]),
     ],
 )
-def test_a_spec_names_drafters_in_its_order(spec: str, kinds: list[type]):
+def test_a_spec_lists_drafters_in_order(spec: str, kinds: list[type]):
     assert [type(drafter) for drafter in create(spec)] == kinds
 
 
-def test_auto_is_suffix_and_the_table_that_comes_with_the_target(toy_table: Path):
+def test_auto_is_suffix_plus_the_targets_shipped_table(toy_table: Path):
     parse = DrafterSpec.parse
     assert [drafter.name for drafter in create(parse("auto").resolve({}))] == ["suffix"]
     assert str(parse("ngram").resolve({})) == "ngram"
@@ -67,14 +67,14 @@ def test_a_table_is_opened_once_for_all_requests(tmp_path: Path):
     assert create("table", shared)
 
 
-def test_the_options_of_ngram_are_obeyed():
+def test_the_ngram_options_are_applied():
     text = [1, 2, 3, 7, 8, 9, 3, 5, 1, 2, 3]
     assert list(create("ngram:max=1,length=2")[0].propose(text, 9).tokens) == [5, 1]
     assert list(create("ngram:min=2,length=1")[0].propose(text, 9).tokens) == [7]
     assert list(create("ngram:min=4")[0].propose(text, 9).tokens) == []
 
 
-def test_suffix_searches_earlier_answers_only_on_request():
+def test_suffix_searches_earlier_responses_only_if_enabled():
     history = AnswerHistory()
     history.add([1, 2, 3])
     shared = DrafterResources(history=history)
@@ -107,7 +107,7 @@ def test_suffix_searches_earlier_answers_only_on_request():
         ("+".join(f"ngram:length={n}" for n in range(1, 10)), "9 parts"),
     ],
 )
-def test_a_spec_that_makes_no_sense_is_refused_by_name(spec: str, value: str):
+def test_an_invalid_spec_is_rejected_by_name(spec: str, value: str):
     for refuse in (DrafterSpec.parse, create):
         with raises(InvalidRequest, value):
             refuse(spec)
@@ -178,7 +178,7 @@ def test_a_head_is_opened_once_for_all_requests(kind: EchoKind, spec: str):
     assert taps(spec, shared) == (5,)
 
 
-def test_a_sequence_keeps_the_cache_of_its_head(kind: EchoKind):
+def test_the_draft_heads_cache_is_kept_per_sequence(kind: EchoKind):
     shared, memory = DrafterResources(engine="toy"), DraftKV()
     first: Any = create("echo:x", shared, RequestContext(memory))[0]
     shared.heads["echo:x"].new_cache = None  # type: ignore[assignment, method-assign]
@@ -190,7 +190,7 @@ def test_a_sequence_keeps_the_cache_of_its_head(kind: EchoKind):
     assert all(cache.cut == 3 for cache in memory.copy_prefix(3).values())  # type: ignore[attr-defined]
 
 
-def test_auto_has_the_head_inside_a_target_of_its_engine(kind: EchoKind, tmp_path: Path):
+def test_auto_uses_the_targets_built_in_head(kind: EchoKind, tmp_path: Path):
     (tmp_path / "echo").touch()
     shipped = shipped_with("x", tmp_path, "toy")
     assert shipped == {"echo": tmp_path}
@@ -209,7 +209,7 @@ def test_auto_has_the_head_inside_a_target_of_its_engine(kind: EchoKind, tmp_pat
         ("echo:window=64", "toy", ("tiny", "echo:NAME")),
     ],
 )
-def test_a_head_that_cannot_be_opened_is_refused_by_name(
+def test_an_unusable_head_is_rejected_by_name(
     kind: EchoKind, spec: str, engine: str, words: tuple[str, ...]
 ):
     shared = DrafterResources(target="tiny", engine=engine)
@@ -238,6 +238,6 @@ def test_an_invalid_option_is_rejected_before_files_are_opened(spec: str, reason
             refuse("mtp:x,length=2,vocab=9", DrafterResources(engine="llamacpp"))
 
 
-def test_a_folder_may_have_the_sign_of_an_option_in_its_name():
+def test_a_folder_name_may_contain_option_characters():
     part = DrafterSpec.parse("dflash:/models/a=b/c,window=9").parts[0]
     assert (part.name, part.options) == ("/models/a=b/c", {"window": 9})

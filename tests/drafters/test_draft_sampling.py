@@ -32,7 +32,7 @@ def rows(count: int, seed: int) -> np.ndarray:
     ),
     seed=st.integers(0, 99),
 )
-def test_equal_rows_give_the_targets_own_pick(how: Sampling, seed: int):
+def test_equal_rows_give_the_targets_pick(how: Sampling, seed: int):
     prompt = [1, 2, 3]
     target, drafter = Sampler(how, prompt, VOCAB), DraftSampler(how, len(prompt), VOCAB)
     text = list(prompt)
@@ -49,7 +49,7 @@ def test_equal_rows_give_the_targets_own_pick(how: Sampling, seed: int):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-def test_a_reduced_vocabulary_is_the_whole_one_without_the_others(temperature: float):
+def test_a_reduced_vocabulary_samples_like_a_masked_full_one(temperature: float):
     tokens = np.arange(3, VOCAB, 4)
     drafter = DraftSampler(Sampling(temperature=temperature, top_p=0.9, top_k=9), 0, VOCAB)
     for at, row in enumerate(rows(50, 7)):
@@ -58,13 +58,13 @@ def test_a_reduced_vocabulary_is_the_whole_one_without_the_others(temperature: f
         assert drafter.pick(row[tokens], at, tokens) == drafter.pick(whole, at)
 
 
-def test_a_bias_beyond_the_drafters_vocabulary_is_left_out():
+def test_a_bias_outside_the_drafters_vocabulary_is_ignored():
     how = Sampling(logit_bias={VOCAB + 5: 9.0, 4: 99.0})
     assert DraftSampler(how, 0, VOCAB).pick(rows(1, 0)[0], 0)[0] == 4
 
 
 @pytest.mark.parametrize(("temperature", "distance"), [(0.5, 1.0), (1.0, 0.3)])
-def test_acceptance_is_near_the_best_that_is_possible(temperature: float, distance: float):
+def test_acceptance_is_near_the_theoretical_maximum(temperature: float, distance: float):
     # No coupling of two samples agrees more often than 1 - TV; this one at least by (1 - TV) /
     # (1 + TV) (Daliri, Musco and Suresh 2024, theorem 3), an independent argmax far less.
     how = Sampling(temperature=temperature, seed=3)
@@ -88,7 +88,7 @@ def test_acceptance_is_near_the_best_that_is_possible(temperature: float, distan
     assert share > argmax_agreed / len(given_rows) + 0.02
 
 
-def test_the_estimate_of_acceptance_ranks_the_drafts():
+def test_the_acceptance_estimate_ranks_drafts_correctly():
     # Drafts that were estimated as more likely are accepted more often.
     how = Sampling(temperature=1.0, seed=4)
     target, drafter = Sampler(how, (), VOCAB), DraftSampler(how, 0, VOCAB)

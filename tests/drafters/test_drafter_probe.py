@@ -32,7 +32,7 @@ def counts(probe: Probe) -> tuple[int, int, int]:
     return probe.steps, probe.drafted, probe.accepted
 
 
-def test_an_open_draft_is_counted_when_the_text_ends():
+def test_an_unfinished_draft_is_counted_at_the_end_of_the_text():
     probe = Probe(Scripted([5, 6]), length=2)
     probe.propose([1], 1)
     counted = {"steps": 1, "drafted": 2, "accepted": 1}
@@ -41,7 +41,7 @@ def test_an_open_draft_is_counted_when_the_text_ends():
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=2, max_size=60), length=st.integers(1, 6))
-def test_probe_counts_equal_those_of_speculative_decoding(text: list[int], length: int):
+def test_probe_counts_match_speculative_decoding(text: list[int], length: int):
     probe = Probe(NgramDrafter(), length)
     for end in range(1, len(text)):
         probe.propose(text[:end], 1)

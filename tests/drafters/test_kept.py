@@ -22,7 +22,7 @@ FACTS = KeptFacts("abc", VOCAB, 0)
 answers = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=6)
 
 
-def test_eight_tokens_that_were_said_are_continued_as_they_were_last_time():
+def test_eight_matching_tokens_continue_as_in_the_latest_response():
     drafter = KeptDrafter(KeptText.count([SAID, AGAIN], VOCAB))
     proposal = drafter.propose([9, 9, *range(4, 12)], 9)
     assert (proposal.tokens, proposal.source) == ([30, 31], "kept text")
@@ -32,7 +32,7 @@ def test_eight_tokens_that_were_said_are_continued_as_they_were_last_time():
     assert earlier.propose([*range(12)], 2).tokens == [20, 21]
 
 
-def test_the_length_of_a_match_is_that_of_all_equal_tokens_of_one_answer():
+def test_the_match_length_counts_all_equal_tokens_of_one_response():
     kept = KeptText.count([[*range(39)]], VOCAB)
     lengths = [kept.match([39, *range(at, 38)]) for at in (0, 20, 29, 30, 31)]
     assert [length and length.length for length in lengths] == [24, 18, 9, 8, None]
@@ -42,7 +42,7 @@ def test_the_length_of_a_match_is_that_of_all_equal_tokens_of_one_answer():
     assert KeptText.count([[*range(8)]], VOCAB).match([*range(8)]) is None
 
 
-def test_without_a_match_the_most_frequent_successors_are_drafted_with_probabilities():
+def test_without_a_match_frequent_successors_are_drafted_with_probabilities():
     drafter = KeptDrafter(KeptText.count([[1, 2, 3] * 9], VOCAB))
     proposal = drafter.propose([7, 1], 4)
     assert (proposal.tokens, proposal.source) == ([2, 3, 1, 2], "kept")
@@ -50,7 +50,7 @@ def test_without_a_match_the_most_frequent_successors_are_drafted_with_probabili
 
 
 @pytest.mark.parametrize("texts", [[], [[]], [[3]], [[1, 2]]])
-def test_little_text_is_no_error(texts: list[list[int]]):
+def test_too_little_text_gives_no_drafts(texts: list[list[int]]):
     drafter = KeptDrafter(KeptText.count(texts, VOCAB))
     assert not drafter.propose([], 4).tokens
     assert not drafter.propose([8] * 12, 4).tokens
@@ -59,7 +59,7 @@ def test_little_text_is_no_error(texts: list[list[int]]):
 
 @settings(max_examples=40)
 @given(texts=answers, context=st.lists(st.integers(0, 5), max_size=40))
-def test_a_file_proposes_what_was_counted(
+def test_a_saved_file_proposes_from_its_counts(
     tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], context: list[int]
 ):
     path = tmp_path_factory.getbasetemp() / "kept" / "counts.bin"
@@ -88,7 +88,7 @@ def test_a_file_proposes_what_was_counted(
         ("text", None, "expected"),
     ],
 )
-def test_damaged_counts_and_those_of_another_model_are_refused(
+def test_corrupt_counts_and_those_of_another_model_are_rejected(
     tmp_path: Path, name: str, change: Any, words: str
 ):
     kept, path = KeptText.count([SAID], VOCAB), tmp_path / "x"
@@ -106,6 +106,6 @@ def test_damaged_counts_and_those_of_another_model_are_refused(
         KeptText.open(path, "abc", VOCAB)
 
 
-def test_answers_are_counted_when_an_eighth_of_them_is_new():
+def test_responses_are_recounted_when_an_eighth_is_new():
     assert [due(tokens, 0) for tokens in (0, 999, 1000)] == [False, False, True]
     assert [due(tokens, 80_000) for tokens in (81_000, 89_999, 90_000)] == [False, False, True]

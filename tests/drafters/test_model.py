@@ -31,9 +31,7 @@ def greedy(engine: ToyEngine, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kept", [0, 2, 5])
-def test_kv_of_rejected_tokens_is_rolled_back_and_only_new_tokens_are_run(
-    engine: ToyEngine, kept: int
-):
+def test_rejected_kv_is_rolled_back_and_only_new_tokens_are_computed(engine: ToyEngine, kept: int):
     truth = greedy(engine, 12)
     one = drafter(engine)
     one.propose(PROMPT, 5)
@@ -54,7 +52,7 @@ def test_a_draft_ends_below_the_minimum_probability(engine: ToyEngine):
     assert short.tokens == whole.tokens[:3]
 
 
-def test_cost_follows_the_length_of_its_drafts(engine: ToyEngine):
+def test_the_draft_models_cost_follows_the_draft_length(engine: ToyEngine):
     one = drafter(engine)
     assert one.cost(8) == pytest.approx(0.01)
     for _ in range(40):
@@ -82,7 +80,7 @@ def test_close_frees_the_draft_models_slots(engine: ToyEngine):
     assert engine.free_slots == free
 
 
-def test_a_model_that_drafts_for_itself_is_always_accepted(engine: ToyEngine):
+def test_a_model_drafting_for_itself_is_always_accepted(engine: ToyEngine):
     answer = greedy(engine, 41)
     one = generation(
         engine,

@@ -99,7 +99,7 @@ def answers(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("form", WRITERS)
-def test_a_perfect_drafter_is_always_right_and_a_random_one_changes_no_token(
+def test_a_perfect_drafter_is_always_accepted_and_a_random_one_changes_no_token(
     engine: LlamaCppEngine, form: str, sampling: Sampling, tmp_path: Path
 ):
     kind, write = WRITERS[form]
@@ -114,7 +114,7 @@ def test_a_perfect_drafter_is_always_right_and_a_random_one_changes_no_token(
 
 
 @pytest.mark.parametrize("perfect", [True, False])
-def test_layers_inside_a_model_draft_beside_its_recurrent_layers(tmp_path: Path, perfect: bool):
+def test_built_in_mtp_layers_draft_for_a_model_with_recurrent_layers(tmp_path: Path, perfect: bool):
     path = write_mtp_model(tmp_path / "model.gguf", perfect=perfect)
     with closing(LlamaCppEngine(path, 512, EngineSettings(taps=(3,)))) as engine:
         shared = resources(engine)
@@ -125,9 +125,7 @@ def test_layers_inside_a_model_draft_beside_its_recurrent_layers(tmp_path: Path,
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_a_text_that_goes_on_keeps_what_the_drafter_read(
-    engine: LlamaCppEngine, form: str, tmp_path: Path
-):
+def test_a_continued_text_reuses_the_drafters_kv(engine: LlamaCppEngine, form: str, tmp_path: Path):
     # The next request begins with the tokens before position 12, and goes on otherwise.
     kind, write = WRITERS[form]
     spec = f"{kind}:{write(tmp_path / 'drafter.gguf', perfect=True)}"
@@ -146,7 +144,7 @@ def test_a_text_that_goes_on_keeps_what_the_drafter_read(
     assert one.counters.accepted > TOKENS // 2
 
 
-def test_a_prompt_that_a_draft_reads_is_not_its_price(
+def test_prefilling_a_prompt_does_not_count_as_draft_cost(
     engine: LlamaCppEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     reads: list[int] = []
@@ -188,7 +186,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_drafter_that_does_not_fit_is_refused(target: Path, name: str, tmp_path: Path):
+def test_an_incompatible_native_drafter_is_rejected(target: Path, name: str, tmp_path: Path):
     form, fields, expected = FAULTS[name]
     kind, write = WRITERS[form]
     path = write(tmp_path / "drafter.gguf", perfect=False, **fields)

@@ -33,14 +33,14 @@ LATER = [1, 2, 3, 9, 5, 6, 3, 4, 1, 2, 3, 4, 7]
         ([], [1], []),
     ],
 )
-def test_drafts_follow_the_prediction_where_the_answer_agrees_with_it(
+def test_drafts_follow_the_prediction_while_it_matches_the_response(
     prediction: list[int], answer: list[int], tokens: list[int]
 ):
     drafter = PredictionDrafter(prediction, len(PROMPT))
     assert list(drafter.propose([*PROMPT, *answer], 4).tokens) == tokens
 
 
-def test_the_match_grows_while_answer_and_prediction_agree():
+def test_the_match_grows_while_response_and_prediction_agree():
     drafter = PredictionDrafter(TEXT, len(PROMPT))
     changed = [*TEXT[:5], 50, *TEXT[5:7]]
     first = drafter.propose([*PROMPT, *changed], 4).match
@@ -50,7 +50,7 @@ def test_the_match_grows_while_answer_and_prediction_agree():
 
 
 @given(st.lists(st.integers(0, 63), max_size=40), st.integers(2, 9))
-def test_no_prediction_changes_a_token(prediction: list[int], block: int):
+def test_a_prediction_changes_no_token(prediction: list[int], block: int):
     engine, common = ToyEngine(), {"stopping": Stopping(max_tokens=24)}
     plain = answer(engine, PROMPT, **common)
     for text in (prediction, plain.tokens[:9] + prediction + plain.tokens[9:]):
@@ -78,7 +78,7 @@ def looked_up(text: list[int], sizes: range, length: int) -> tuple[list[int], in
     length=st.integers(1, 6),
     limit=st.integers(1, 6),
 )
-def test_ngram_lookup_equals_a_plain_search(
+def test_ngram_lookup_matches_a_naive_search(
     text: list[int], shortest: int, more: int, length: int, limit: int
 ):
     drafter = NgramDrafter(min_match=shortest, max_match=shortest + more, length=length)

@@ -48,7 +48,7 @@ def history() -> AnswerHistory:
         ([13, 14, 20], [21], "earlier", 1),
     ],
 )
-def test_an_earlier_answer_is_used_if_it_has_the_longer_match(
+def test_an_earlier_response_with_a_longer_match_is_used(
     text: list[int], tokens: list[int], source: str, match: int, history: AnswerHistory
 ):
     proposal = SuffixDrafter(history).propose(text, 2)
@@ -56,7 +56,7 @@ def test_an_earlier_answer_is_used_if_it_has_the_longer_match(
     assert proposal.source == source or not tokens
 
 
-def test_an_answer_added_meanwhile_is_found(history: AnswerHistory):
+def test_a_response_added_during_a_request_is_found(history: AnswerHistory):
     drafter = SuffixDrafter(history)
     assert not drafter.propose([1, 30, 31], 2).tokens
     history.add([30, 31, 32, 33])
@@ -64,7 +64,7 @@ def test_an_answer_added_meanwhile_is_found(history: AnswerHistory):
     assert list(drafter.propose([1, 30, 31, 30, 31, 32], 2).tokens) == [33]
 
 
-def test_a_full_history_evicts_the_oldest_answers_first():
+def test_a_full_history_evicts_the_oldest_responses_first():
     history = AnswerHistory(max_tokens=20)
     for first in range(0, 100, 10):
         history.add(range(first, first + 6))
@@ -102,7 +102,7 @@ def longest_suffix(suffix: list[int], text: list[int], *, before: int) -> Match 
 
 
 @given(text=texts)
-def test_the_longest_repeat_equals_a_plain_search(text: list[int]):
+def test_the_longest_repeat_matches_a_naive_search(text: list[int]):
     automaton = SuffixAutomaton()
     for end, token in enumerate(text, start=1):
         automaton.append(token)

@@ -21,13 +21,13 @@ TEXT = [0, 1, 2, 3, 4, 5] * 8
 
 
 @given(text=st.lists(st.integers(0, 2**31), max_size=12))
-def test_keys_of_a_whole_text_equal_those_of_each_suffix(text: list[int]):
+def test_keys_of_a_whole_text_match_those_of_each_suffix(text: list[int]):
     for order in range(MAX_ORDER):
         at_once = keys_at(np.array(text, np.int64), order).tolist()
         assert at_once == [keys_of(text[: end + 1])[order] for end in range(order, len(text))]
 
 
-def test_the_longest_context_in_the_table_decides(tmp_path: Path):
+def test_the_longest_known_context_determines_the_draft(tmp_path: Path):
     texts = [[1, 2, 3] * 9, [4, 2, 5] * 5]
     table = Table.open(write_toy_table(tmp_path, texts, 6), 6)
     after = {context: table.after(context) for context in [(2,), (1, 2), (4, 2), (0, 2)]}
@@ -47,7 +47,7 @@ def test_a_table_draft_continues_while_it_is_likely(tmp_path: Path):
     assert proposal.source == "table"
 
 
-def test_a_table_draft_ends_where_acceptance_is_unlikely_or_the_context_unknown(tmp_path: Path):
+def test_a_table_draft_ends_at_unlikely_tokens_or_unknown_contexts(tmp_path: Path):
     rng = np.random.default_rng(0)
     drafter = TableDrafter(Table.open(write_toy_table(tmp_path, [rng.integers(0, 6, 900)], 9), 9))
     proposal = drafter.propose([3], 100)
@@ -58,7 +58,7 @@ def test_a_table_draft_ends_where_acceptance_is_unlikely_or_the_context_unknown(
 
 
 @pytest.mark.parametrize("vocab_size", [6, 70_000])
-def test_tokens_take_two_bytes_where_they_fit(tmp_path: Path, vocab_size: int):
+def test_small_token_ids_take_two_bytes(tmp_path: Path, vocab_size: int):
     folder = write_toy_table(tmp_path, [[0, vocab_size - 1] * 8], vocab_size)
     assert np.load(folder / TOKENS).itemsize == (2 if vocab_size == 6 else 4)
     result = Table.open(folder, vocab_size).after([0])
@@ -67,7 +67,7 @@ def test_tokens_take_two_bytes_where_they_fit(tmp_path: Path, vocab_size: int):
 
 
 @given(keys=st.lists(st.integers(0, 2**32 - 1), max_size=9))
-def test_keys_are_stored_in_halves_without_loss(keys: list[int]):
+def test_keys_are_split_into_halves_without_loss(keys: list[int]):
     upper, lower = halves(np.array(keys, np.uint32)).tolist()
     assert [(high << 16) + low for high, low in zip(upper, lower, strict=True)] == keys
 
@@ -80,7 +80,7 @@ def test_keys_are_stored_in_halves_without_loss(keys: list[int]):
         (TOKENS, None, ("tokens.npy", "token 6")),
     ],
 )
-def test_a_table_that_does_not_fit_is_rejected(
+def test_an_inconsistent_table_is_rejected(
     name: str, column: np.ndarray | None, words: tuple[str, ...], tmp_path: Path
 ):
     folder = write_toy_table(tmp_path, [TEXT], 6)
@@ -104,7 +104,7 @@ FOLDERS = [folder for name in REGISTRY for folder in shipped(name).values()]
 @pytest.mark.parametrize(
     "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}"
 )
-def test_a_shipped_drafter_is_as_it_was_made(folder: Path):
+def test_shipped_drafters_match_their_checksums(folder: Path):
     files = read_json(folder / "manifest.json")["files"]
     assert {name: sha256_of(folder / name) for name in files} == {
         name: record["sha256"] for name, record in files.items()
@@ -112,7 +112,7 @@ def test_a_shipped_drafter_is_as_it_was_made(folder: Path):
     assert sum((folder / name).stat().st_size for name in files) < 30e6
 
 
-def test_the_table_of_the_default_model_opens_and_no_other_model_has_one():
+def test_the_default_models_table_opens_and_no_other_model_has_one():
     assert shipped("some/other") == {}
     assert {path.name for path in FOLDERS[0].parents[1].iterdir()} <= set(REGISTRY)
     folder = shipped("smollm2-135m")["table"]

@@ -25,7 +25,7 @@ from paceline.runtime.exactness import Exactness
 from support.toy import ToyEngine
 
 
-def test_stored_rules_are_those_verified_and_a_damaged_file_is_ignored(tmp_path: Path):
+def test_stored_rules_match_the_verified_ones_and_a_corrupt_file_is_ignored(tmp_path: Path):
     path = tmp_path / "folder" / "model.rows"
     assert load_rules(path) is None
     save_rules(path, rules := RowRules(RowRange(2, 16), RowRange(64, 256), True, 7))
@@ -52,7 +52,7 @@ CUTS = (1024, 1025, 16384)
         (RowRange(2, 8), 4, 16380, [2, 2]),
     ],
 )
-def test_a_block_is_cut_into_calls_of_its_range_that_cross_no_cut(
+def test_a_block_is_split_into_passes_of_valid_size_at_the_cuts(
     rows: RowRange, count: int, position: int, lengths: list[int]
 ):
     parts = [list(range(count))[part] for part in rows.split(count, position, CUTS)]
@@ -73,7 +73,7 @@ class Batched(ToyEngine):
 
 
 class Marked(ToyEngine):
-    """Keys of a block's slots are those of others, by what `mark` says of the block."""
+    """The keys of a block's slots vary with `mark` of the block."""
 
     def step(self, work: Any) -> StepResult:
         self._marks = {id(table): self.mark(block) for table, block in work}
@@ -90,35 +90,35 @@ class Marked(ToyEngine):
 
 
 class Blocks(Marked):
-    """Keys of an answer depend on the rows of the call: only rows after the block show it."""
+    """Output keys depend on the rows of the pass, which only shows in rows after the block."""
 
     def mark(self, block: Block) -> int:
         return 0 if block.prefill else int(len(block.tokens) in (2, 5))
 
 
 class Cut(Marked):
-    """Keys of a prompt depend on the rows of the call that reads them."""
+    """Prompt keys depend on the rows of their pass."""
 
     def mark(self, block: Block) -> int:
         return len(block.tokens) if block.prefill else 0
 
 
 class Short(Marked):
-    """Keys of a prompt are others where a call reads two to eight rows of it, as on a GPU."""
+    """Prompt keys differ in passes of two to eight rows, as on a GPU."""
 
     def mark(self, block: Block) -> int:
         return int(block.prefill and 2 <= len(block.tokens) <= 8)
 
 
 class Answering(Marked):
-    """Keys of an answer are not those of a prompt with the same tokens, and are shared anyway."""
+    """Output keys differ from prompt keys of the same tokens, and are shared anyway."""
 
     def mark(self, block: Block) -> int:
         return 0 if block.prefill else 1
 
 
 @pytest.mark.parametrize("min_rows", [1, 2])
-def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int):
+def test_every_exactness_condition_holds_for_a_correct_engine(min_rows: int):
     result = measure_invariance(ToyEngine(min_rows=min_rows))
     assert result.keys() == {*CONDITIONS}
     assert all(item.holds and item.rows > 3 for item in result.values())
@@ -134,7 +134,7 @@ def test_every_condition_holds_for_an_engine_that_keeps_its_rules(min_rows: int)
         (Answering, {PREFIX_CACHE}),
     ],
 )
-def test_the_condition_that_an_engine_breaks_is_named(kind: type[ToyEngine], broken: set[str]):
+def test_a_violated_exactness_condition_is_reported(kind: type[ToyEngine], broken: set[str]):
     result = measure_invariance(kind(block_size=4))
     assert {name for name, value in result.items() if not value.holds} == broken
 
@@ -143,11 +143,11 @@ def test_the_condition_that_an_engine_breaks_is_named(kind: type[ToyEngine], bro
     ("kind", "holds"),
     [(ToyEngine, True), (Blocks, False), (Cut, False), (Short, False), (Answering, False)],
 )
-def test_rules_that_an_engine_breaks_do_not_hold(kind: type[ToyEngine], holds: bool):
+def test_violated_row_rules_do_not_hold(kind: type[ToyEngine], holds: bool):
     assert rows_hold(kind(block_size=4), (40, 90)) is holds
 
 
-def test_rules_are_verified_after_every_context_that_fits():
+def test_row_rules_are_verified_at_every_context_length_that_fits():
     class Late(Marked):
         def mark(self, block: Block) -> int:
             return int(block.tokens[0] == self.late and len(block.tokens) == 1)
@@ -161,14 +161,14 @@ def test_rules_are_verified_after_every_context_that_fits():
     assert not rows_hold(ToyEngine(context_length=40), (40, 60, 90)), "nothing was compared"
 
 
-def test_sequences_share_calls_where_their_rows_are_those_of_each_alone():
+def test_sequences_share_forward_passes_if_rows_stay_bit_identical():
     assert together_holds(ToyEngine())
     assert not together_holds(Batched())
 
 
 @pytest.mark.parametrize("cache_blocks", [1, 2, 8])
 @pytest.mark.parametrize("kind", [ToyEngine, Cut])
-def test_a_small_cache_is_never_overfilled(kind: type[ToyEngine], cache_blocks: int):
+def test_measuring_never_overfills_a_small_cache(kind: type[ToyEngine], cache_blocks: int):
     engine = kind(cache_blocks=cache_blocks, block_size=16, context_length=2048)
     free = engine.free_slots
     invariance = measure_invariance(engine)
@@ -177,7 +177,7 @@ def test_a_small_cache_is_never_overfilled(kind: type[ToyEngine], cache_blocks: 
     assert invariance.keys() == ({BLOCK_LENGTH, CHUNKED_PREFILL} if alone else {*CONDITIONS})
 
 
-def test_slots_that_others_hold_are_left_to_them():
+def test_measuring_leaves_used_slots_alone():
     engine = ToyEngine(cache_blocks=8, block_size=8)
     with_others = engine.open()
     engine.step([(with_others, Block(list(range(40)), 1, prefill=True))])
@@ -189,11 +189,11 @@ def test_slots_that_others_hold_are_left_to_them():
     assert engine.free_slots == 64
 
 
-def test_a_context_too_short_for_any_text_is_not_measured():
+def test_too_short_a_context_is_not_measured():
     assert measure_invariance(ToyEngine(context_length=8)) == {}
 
 
-def test_a_condition_without_room_is_measured_when_there_is_room(tmp_path: Path):
+def test_a_condition_is_measured_once_the_cache_has_room(tmp_path: Path):
     small = ToyEngine(cache_blocks=1, block_size=64)
     assert Exactness(small, "m", tmp_path).comparisons().keys() == {BLOCK_LENGTH, CHUNKED_PREFILL}
     large = ToyEngine()
@@ -201,10 +201,10 @@ def test_a_condition_without_room_is_measured_when_there_is_room(tmp_path: Path)
     assert Exactness(large, "m", tmp_path).comparisons().keys() == {*CONDITIONS}
     steps = large.steps
     assert Exactness(large, "m", tmp_path).comparisons().keys() == {*CONDITIONS}
-    assert large.steps == steps, "what was measured is kept"
+    assert large.steps == steps, "measurements are saved"
 
 
-def test_a_comparison_counts_bits_picks_and_rates():
+def test_a_comparison_reports_differing_bits_picks_and_rates():
     expected = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]], np.float32)
     values = np.array([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.5], [2.0, 1.0]], np.float32)
     compared = compare(values, expected)

@@ -29,12 +29,12 @@ def grow(table: BlockTable, rows: int, *, keep: int | None = None) -> None:
 # --- the pool
 
 
-def test_an_empty_pool_says_how_large_it_is_and_what_to_do():
+def test_an_exhausted_pool_error_has_its_size_and_a_fix():
     with raises(CacheFull, "0 slots", "cache_tokens"):
         BlockPool(0, SIZE).take()
 
 
-def test_rows_beyond_those_reserved_lie_in_the_spare_block(pool: BlockPool, table: BlockTable):
+def test_unreserved_rows_use_the_spare_block(pool: BlockPool, table: BlockTable):
     grow(table, 3)
     table.reserve(1)
     assert table.blocks(1) == table.blocks(0)
@@ -46,7 +46,7 @@ def test_rows_beyond_those_reserved_lie_in_the_spare_block(pool: BlockPool, tabl
 # --- going back
 
 
-def test_a_rewind_into_a_shared_block_goes_back_to_its_beginning(table: BlockTable):
+def test_a_rewind_into_a_shared_block_drops_to_its_start(table: BlockTable):
     # The next row would be written to slot 5, in a block that the other one reads.
     grow(table, 10)
     other = table.fork(8)
@@ -57,14 +57,14 @@ def test_a_rewind_into_a_shared_block_goes_back_to_its_beginning(table: BlockTab
     assert table.blocks(0)[1] != other.blocks(0)[1]
 
 
-def test_a_rewind_into_a_block_that_is_shared_no_more_keeps_its_slots(table: BlockTable):
+def test_a_rewind_into_a_formerly_shared_block_keeps_its_slots(table: BlockTable):
     grow(table, 10)
     table.fork(8).close()
     table.rewind(5)
     assert table.length == 5
 
 
-def test_no_more_is_committed_than_reserved_and_no_fork_ends_before_the_beginning(
+def test_commits_beyond_the_reservation_and_negative_forks_are_rejected(
     table: BlockTable,
 ):
     grow(table, 6)
@@ -85,7 +85,7 @@ places = st.integers(0, MOST - 1)
 
 
 class Tables(RuleBasedStateMachine):
-    """Any use of several tables: each keeps seeing what it wrote, and no block is lost."""
+    """Any use of several tables: each still reads its own writes, and no block is lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Tables(RuleBasedStateMachine):
         table = self.tables[place % len(self.tables)]
         length = min(length, table.length)
         table.rewind(length)
-        # No more goes than the started KV block, and what was only reserved goes too.
+        # At most the partial KV block is dropped, and all reserved slots.
         assert length - length % SIZE <= table.length <= length
         assert len(table._numbers) == -(-table.length // SIZE)
         del self.texts[place % len(self.tables)][table.length :]

@@ -1,4 +1,4 @@
-"""The engine llamacpp: its library's rule for single rows, its contexts, and what it refuses."""
+"""The engine llamacpp: its library's rule for single rows, its contexts and its errors."""
 
 import ctypes
 import gc
@@ -73,7 +73,7 @@ def run(engine: LlamaCppEngine, tokens: list[int], start: int, sizes: list[int])
     ("heads", "threads"),
     [((9, 3), 1), ((9, 3), 2), ((9, 3), 4), ((4, 1), 2), ((4, 4), 3), ((4, 2), 3)],
 )
-def test_a_single_row_has_the_bits_of_several_where_the_rule_allows_it(
+def test_a_single_row_is_bit_identical_if_the_rules_allow_it(
     tmp_path: Path, heads: tuple[int, int], threads: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.engines.base.cpu_cores", lambda: threads)
@@ -111,7 +111,7 @@ def test_a_single_row_has_the_bits_of_several_where_the_rule_allows_it(
 
 
 @pytest.mark.slow
-def test_a_single_row_differs_where_the_rule_does_not_allow_it(tmp_path: Path):
+def test_a_single_row_differs_if_the_rules_forbid_it(tmp_path: Path):
     sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3, "context": CONTEXT}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
     tokens = np.random.default_rng(2).integers(3, 250, CONTEXT).tolist()
@@ -128,7 +128,7 @@ def test_a_single_row_differs_where_the_rule_does_not_allow_it(tmp_path: Path):
         assert run(engine, tokens, 270, [1] * 12).tobytes() == block.tobytes()
 
 
-def test_more_sequences_than_contexts_change_no_bit_and_those_with_one_run_first(
+def test_more_sequences_than_contexts_change_no_bit_and_active_ones_run_first(
     tmp_path: Path, binding: Binding, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.engines.llamacpp.engine._MAX_CONTEXTS", 4)
@@ -165,7 +165,7 @@ def test_more_sequences_than_contexts_change_no_bit_and_those_with_one_run_first
 
 
 def write_longrope(path: Path, context: int) -> Path:
-    """A Phi-3 with other factors of positions for texts of more than 700 tokens."""
+    """Write a Phi-3 with different position factors beyond 700 tokens."""
     fields = {"phi3.context_length": context, "phi3.rope.scaling.original_context_length": 700}
     return write_gguf_of("phi3-longrope-untied", path, fields=fields)
 
@@ -174,7 +174,7 @@ def write_longrope(path: Path, context: int) -> Path:
 def test_a_sequence_that_outgrows_its_context_changes_no_bit(
     tmp_path: Path, binding: Binding, longrope: bool
 ):
-    """ik_llama.cpp takes LongRoPE's factors by the context's slots."""
+    """ik_llama.cpp chooses LongRoPE's factors by the context's slots."""
     path = tmp_path / "m.gguf"
     if longrope:
         write_longrope(path, CONTEXT)
@@ -204,7 +204,7 @@ def test_a_sequence_that_outgrows_its_context_changes_no_bit(
         ({}, None),
     ],
 )
-def test_heads_are_known_where_all_layers_have_the_same(
+def test_head_counts_are_reported_if_equal_in_all_layers(
     binding: Binding, metadata, heads, monkeypatch: pytest.MonkeyPatch
 ):
     values = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in metadata.items()}
@@ -212,7 +212,7 @@ def test_heads_are_known_where_all_layers_have_the_same(
     assert binding.heads(0) == heads
 
 
-def test_a_processor_without_the_instructions_of_the_wheel_is_named(
+def test_a_cpu_without_the_required_instructions_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     old = tmp_path / "cpuinfo"
@@ -226,7 +226,7 @@ def test_a_processor_without_the_instructions_of_the_wheel_is_named(
         next(libraries.installed())
 
 
-def test_a_build_for_the_processor_is_proposed_where_the_wheel_has_not_its_instructions(
+def test_building_from_source_is_suggested_if_the_wheel_needs_a_newer_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -245,19 +245,19 @@ def test_a_build_for_the_processor_is_proposed_where_the_wheel_has_not_its_instr
 
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has loaded no library yet."""
+    """Simulate a process that has not loaded a library yet."""
     monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
     monkeypatch.setitem(sys.modules, "ik_llama_cpp", None)
     monkeypatch.setattr(llama_h, "find_spec", lambda _: None)
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_missing_libraries_are_named_with_how_to_install_them():
+def test_missing_libraries_are_reported_with_install_instructions():
     with raises(MissingExtra, "pip install", "xllamacpp", "ik-llama-cpp-python"):
         next(libraries.installed())
 
 
-def test_a_library_with_other_structs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+def test_a_library_with_incompatible_structs_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch):
     library(UPSTREAM)
     monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
     monkeypatch.setitem(llama_h.DEFAULTS, llama_h.ContextParams, {"n_batch": 2048})
@@ -266,7 +266,7 @@ def test_a_library_with_other_structs_is_refused_by_name(monkeypatch: pytest.Mon
         next(libraries.installed())
 
 
-def test_a_library_without_a_function_that_is_called_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_a_library_missing_a_required_function_is_reported(monkeypatch: pytest.MonkeyPatch):
     library(IK)
     monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
     monkeypatch.setattr("ik_llama_cpp._ctypes_api._lib", ctypes.CDLL(None))
@@ -275,7 +275,9 @@ def test_a_library_without_a_function_that_is_called_is_named(monkeypatch: pytes
         next(libraries.installed())
 
 
-def test_the_setting_chooses_the_only_library(monkeypatch: pytest.MonkeyPatch, binding: Binding):
+def test_the_library_setting_selects_the_only_library(
+    monkeypatch: pytest.MonkeyPatch, binding: Binding
+):
     monkeypatch.setenv(libraries.VARIABLE, binding.name)
     assert [library.name for library in libraries.installed()] == [binding.name]
     monkeypatch.setenv(libraries.VARIABLE, "llama")
@@ -283,7 +285,7 @@ def test_the_setting_chooses_the_only_library(monkeypatch: pytest.MonkeyPatch, b
         next(libraries.installed())
 
 
-def test_the_first_library_that_computes_a_file_right_runs_it(
+def test_the_first_library_that_supports_a_file_runs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tiny, "quantize", partial(quantize, library(UPSTREAM)))
@@ -297,7 +299,7 @@ def test_the_first_library_that_computes_a_file_right_runs_it(
             assert engine.describe()["library"].startswith(f"{name} "), path.name
 
 
-def test_a_file_that_no_library_computes_right_is_refused_by_both(tmp_path: Path):
+def test_a_file_unsupported_by_all_libraries_is_rejected_by_both(tmp_path: Path):
     path = write_gguf_of("mistral", tmp_path / "m.gguf")
     for name in (IK, UPSTREAM):
         library(name)
@@ -305,7 +307,7 @@ def test_a_file_that_no_library_computes_right_is_refused_by_both(tmp_path: Path
         LlamaCppEngine(path, 512)
 
 
-def test_a_library_of_ones_own_is_named_with_its_build(
+def test_a_custom_library_is_reported_with_its_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     packaged, build = version_of("numpy", IK).split()
@@ -322,7 +324,7 @@ def test_a_library_of_ones_own_is_named_with_its_build(
 
 
 @pytest.mark.parametrize("name", [IK, UPSTREAM])
-def test_a_library_of_ones_own_that_cannot_be_loaded_is_not_passed_over(tmp_path: Path, name: str):
+def test_a_custom_library_that_fails_to_load_is_an_error(tmp_path: Path, name: str):
     library(name)
     script = (
         "from pathlib import Path\n"
@@ -343,7 +345,7 @@ def test_a_library_of_ones_own_that_cannot_be_loaded_is_not_passed_over(tmp_path
     assert finished.stdout.startswith(f"{name} cannot be loaded from ${PATHS[name]} ({tmp_path}")
 
 
-def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
+def test_a_float_output_head_needs_two_rows_in_llama_cpp(tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf")  # f16
     settings = EngineSettings(threads=1)
     with closing(LlamaCppEngine(path, 512, settings, binding=library(UPSTREAM))) as engine:
@@ -367,7 +369,7 @@ def test_a_head_of_floats_gets_two_rows_in_llama_cpp(tmp_path: Path):
     ],
     ids=["heads that threads divide", "no room to compare", "a wrong table", "a wrong line of it"],
 )
-def test_where_a_rule_does_not_hold_each_row_runs_alone_and_drafts_change_no_token(
+def test_rows_run_alone_if_a_rule_fails_and_drafts_change_no_token(
     tmp_path: Path,
     name: str,
     weights: Type,
@@ -403,7 +405,7 @@ def test_where_a_rule_does_not_hold_each_row_runs_alone_and_drafts_change_no_tok
 
 
 @pytest.mark.parametrize("name", [UPSTREAM, IK])
-def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(tmp_path: Path, name: str):
+def test_a_q8_0_kv_cache_takes_less_memory_and_rows_stay_equal(tmp_path: Path, name: str):
     binding = library(name)
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=Type.Q8_0)
     tokens = np.random.default_rng(5).integers(3, 250, 80).tolist()
@@ -423,7 +425,7 @@ def test_keys_and_values_in_q8_0_take_less_memory_and_rows_stay_equal(tmp_path: 
         LlamaCppEngine(odd, 512, settings, binding=binding)
 
 
-def test_with_keys_in_q8_0_a_model_with_a_window_is_another_library_s(tmp_path: Path):
+def test_a_q8_0_cache_with_an_attention_window_is_rejected(tmp_path: Path):
     content = read_gguf(write_tiny(tmp_path / "m.gguf"))
     fields = {**content.fields, "llama.attention.sliding_window": 512, "llama.context_length": 256}
     with raises(ModelError, "m.gguf", "attention window and keys in q8_0", "--kv-cache-type"):
@@ -431,10 +433,10 @@ def test_with_keys_in_q8_0_a_model_with_a_window_is_another_library_s(tmp_path: 
 
 
 @pytest.mark.parametrize(("weights", "shared"), [(Type.Q8_0, 44), (Type.Q4_K, 40)])
-def test_a_fork_shares_an_answer_whose_rows_are_in_the_class_of_prompts(
+def test_a_fork_shares_output_kv_that_is_in_the_prompts_row_class(
     tmp_path: Path, weights: Type, shared: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """In llama.cpp those of Q4_K are not; in ik_llama.cpp those of packed weights alone are."""
+    """Rows of Q4_K are not in llama.cpp; in ik_llama.cpp only those of packed weights are."""
     monkeypatch.setattr(tiny, "quantize", partial(quantize, library(UPSTREAM)))
     path = write_tiny(tmp_path / "m.gguf", sizes=WIDE, weights=weights)
     tokens = np.random.default_rng(5).integers(3, 250, 50).tolist()
@@ -453,13 +455,15 @@ def test_a_fork_shares_an_answer_whose_rows_are_in_the_class_of_prompts(
     assert np.array_equal(*logits)
 
 
-def test_a_refused_file_is_named_with_the_librarys_own_words(tmp_path: Path, binding: Binding):
+def test_a_rejected_file_is_reported_with_the_librarys_own_message(
+    tmp_path: Path, binding: Binding
+):
     path = write_tiny(tmp_path / "m.gguf", fields={"llama.embedding_length": 96})
     with raises(ModelError, "m.gguf"):
         LlamaCppEngine(path, 512, binding=binding)
 
 
-def test_caches_that_do_not_fit_into_memory_are_refused_with_a_size_that_does(
+def test_a_cache_larger_than_memory_is_rejected_with_a_size_that_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binding: Binding
 ):
     path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": CONTEXT})
@@ -471,12 +475,12 @@ def test_caches_that_do_not_fit_into_memory_are_refused_with_a_size_that_does(
         LlamaCppEngine(path, CONTEXT, settings, binding=binding)
 
 
-def test_hidden_states_of_layers_that_a_model_has_not_are_refused(tmp_path: Path):
+def test_nonexistent_hidden_state_layers_are_rejected(tmp_path: Path):
     with raises(InvalidRequest, "hidden states after layer 2", "has 2 layers"):
         LlamaCppEngine(write_tiny(tmp_path / "t.gguf"), 512, EngineSettings(taps=(0, 2)))
 
 
-def test_measured_rules_are_kept_and_the_file_is_not_read_again(
+def test_measured_rules_are_saved_and_the_file_is_not_reread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = write_tiny(tmp_path / "m.gguf")
@@ -492,7 +496,7 @@ def test_measured_rules_are_kept_and_the_file_is_not_read_again(
         assert engine.rules == measured._replace(decode=RowRange(2, 7))
 
 
-def test_nothing_is_printed_by_the_library(tmp_path: Path, binding: Binding):
+def test_the_library_prints_nothing(tmp_path: Path, binding: Binding):
     path = write_tiny(tmp_path / "m.gguf")
     script = (
         "import sys; from pathlib import Path;"
@@ -511,7 +515,7 @@ def test_nothing_is_printed_by_the_library(tmp_path: Path, binding: Binding):
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
 
 
-def test_one_row_is_padded_in_a_prompt_and_where_its_keys_would_be_divided(tmp_path: Path):
+def test_a_single_row_is_padded_in_prefill_and_if_its_keys_would_be_split(tmp_path: Path):
     sizes = {**SIZES, "d": 576, "heads": 9, "kv_heads": 3, "context": CONTEXT}
     path = write_tiny(tmp_path / "m.gguf", sizes=sizes)
     tokens = np.random.default_rng(4).integers(3, 250, 300).tolist()
@@ -534,10 +538,8 @@ def test_one_row_is_padded_in_a_prompt_and_where_its_keys_would_be_divided(tmp_p
     assert sizes_seen == [63, 40, 1, 205, 2]
 
 
-def test_a_fork_of_few_tokens_of_a_long_prompt_is_a_sequence_of_few_tokens(
-    binding: Binding, tmp_path: Path
-):
-    """Its state is that of the whole prompt, which needs a larger context than the fork has."""
+def test_a_short_fork_of_a_long_prompt_is_a_short_sequence(binding: Binding, tmp_path: Path):
+    """The state is that of the whole prompt, which needs a larger context than the fork has."""
     path = write_tiny(tmp_path / "m.gguf", sizes={**SIZES, "context": CONTEXT})
     text = np.random.default_rng(5).integers(3, 250, 1300).tolist()
     engine = LlamaCppEngine(path, CONTEXT, ONE_THREAD, binding=binding, rules=UNPADDED)
@@ -554,8 +556,8 @@ def test_a_fork_of_few_tokens_of_a_long_prompt_is_a_sequence_of_few_tokens(
         assert rows.tobytes() == run(engine, text, 1280, [8]).tobytes()
 
 
-def test_models_that_nobody_holds_are_freed(tmp_path: Path):
-    """The library has places for about thirty models and contexts, and ends the process beyond."""
+def test_unreferenced_models_are_freed(tmp_path: Path):
+    """The library has room for about thirty models and contexts, and aborts beyond that."""
     path = write_tiny(tmp_path / "m.gguf")
     opened = library(IK)
     gc.collect()
@@ -569,7 +571,7 @@ def test_models_that_nobody_holds_are_freed(tmp_path: Path):
     assert opened.open == before
 
 
-def test_more_models_than_the_library_has_places_are_refused(tmp_path: Path):
+def test_more_models_than_the_librarys_limit_are_rejected(tmp_path: Path):
     path = write_tiny(tmp_path / "m.gguf")
     engines: list[LlamaCppEngine] = []
     with raises(ModelError, "open"):
@@ -584,7 +586,7 @@ def test_more_models_than_the_library_has_places_are_refused(tmp_path: Path):
     assert rows[0].tobytes() == rows[1].tobytes() == rows[2].tobytes()
 
 
-def test_sequences_beyond_the_librarys_places_wait_their_turn(tmp_path: Path):
+def test_sequences_beyond_the_librarys_limit_wait(tmp_path: Path):
     engine = LlamaCppEngine(
         write_tiny(tmp_path / "m.gguf"), 256, ONE_THREAD, binding=library(IK), rules=UNPADDED
     )
@@ -598,7 +600,7 @@ def test_sequences_beyond_the_librarys_places_wait_their_turn(tmp_path: Path):
 
 
 @pytest.mark.parametrize("call", ["load", "context"])
-def test_ctrl_c_in_a_call_that_writes_to_the_log_is_raised_after_it(
+def test_ctrl_c_during_a_logging_library_call_is_raised_after_it(
     binding: Binding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ):
     path = write_tiny(tmp_path / "m.gguf")
@@ -623,8 +625,8 @@ def test_ctrl_c_in_a_call_that_writes_to_the_log_is_raised_after_it(
     NativeModel(binding, path).close()
 
 
-def test_threads_of_the_library_wait_shortly_from_whichever_thread_it_is_called(tiny_gguf: Path):
-    """With the default policy a second thread's calls take twice as long; see `_short_spins`."""
+def test_library_threads_spin_briefly_whatever_thread_calls(tiny_gguf: Path):
+    """Under the default policy a second thread's calls take twice as long; see `_short_spins`."""
     library(IK)
     load = (
         "import sys; from pathlib import Path; "

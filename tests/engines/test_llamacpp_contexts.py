@@ -1,4 +1,4 @@
-"""Contexts of the engine llamacpp: which are made, lent again, kept and freed."""
+"""Contexts of the engine llamacpp: created, reused, kept and freed."""
 
 import random
 from typing import Any
@@ -66,7 +66,7 @@ def run(contexts: Contexts, sequence: object, length: int) -> Any:
 
 
 @pytest.mark.parametrize("length", [500, 8192])
-def test_a_context_is_lent_again(model: Opener, length: int):
+def test_a_released_context_is_reused(model: Opener, length: int):
     contexts = contexts_of(model, max_slots=8448)
     first = run(contexts, "one", length)
     contexts.forget("one")
@@ -74,7 +74,7 @@ def test_a_context_is_lent_again(model: Opener, length: int):
     assert contexts.acquire("two", max(300, length - 1)) is first
 
 
-def test_a_short_sequence_leaves_a_long_context_to_a_long_one(model: Opener):
+def test_a_short_sequence_does_not_take_a_long_context(model: Opener):
     contexts = contexts_of(model)
     long = contexts.acquire("long", 3000)
     contexts.forget("long")
@@ -82,7 +82,7 @@ def test_a_short_sequence_leaves_a_long_context_to_a_long_one(model: Opener):
     assert contexts.acquire("other", 2500) is long
 
 
-def test_what_many_sequences_leave_does_not_grow_beyond_the_cache(model: Opener):
+def test_released_contexts_do_not_grow_beyond_the_cache(model: Opener):
     contexts = contexts_of(model)
     draw = random.Random(3)
     running: list[int] = []
@@ -100,7 +100,7 @@ def test_what_many_sequences_leave_does_not_grow_beyond_the_cache(model: Opener)
     assert len(model.held) <= 2
 
 
-def test_at_rest_sequences_are_parked_and_few_contexts_are_left(model: Opener):
+def test_idle_sequences_are_saved_and_few_contexts_remain(model: Opener):
     contexts = contexts_of(model)
     lengths = {f"{number}": 100 * number for number in range(1, 9)}
     for sequence, length in lengths.items():
@@ -112,9 +112,7 @@ def test_at_rest_sequences_are_parked_and_few_contexts_are_left(model: Opener):
 
 
 @pytest.mark.parametrize("call", ["state", "restore"])
-def test_a_move_that_fails_loses_no_sequence(
-    model: Opener, monkeypatch: pytest.MonkeyPatch, call: str
-):
+def test_a_failed_move_loses_no_sequence(model: Opener, monkeypatch: pytest.MonkeyPatch, call: str):
     contexts = contexts_of(model)
     run(contexts, "one", 500)
 
@@ -128,7 +126,7 @@ def test_a_move_that_fails_loses_no_sequence(
     assert contexts.acquire("one", 600).length == 500
 
 
-def test_sequences_that_share_calls_take_the_first_places_of_the_largest_context(model: Opener):
+def test_batched_sequences_take_the_first_places_of_the_largest_context(model: Opener):
     contexts = contexts_of(model, sequences=4)
     short = [run(contexts, f"short {n}", 100) for n in range(2)]
     assert [place.number for place in short] == [0, 1]

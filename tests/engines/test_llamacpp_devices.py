@@ -1,6 +1,6 @@
-"""The engine llamacpp on devices: which one is taken, how much of a model, and where calls are cut.
+"""The engine llamacpp on devices: choice of a device, offloaded layers, and splits of passes.
 
-Devices here are made up. With a library that has one, in LLAMA_CPP_LIB_PATH, `llamacpp-device` and
+Its devices are fake. With a library that has one, in LLAMA_CPP_LIB_PATH, `llamacpp-device` and
 `llamacpp-part-device` run the conformance tests on it.
 """
 
@@ -46,7 +46,7 @@ def test_a_library_with_a_device_runs_the_conformance_tests_on_it():
     assert library(UPSTREAM).devices()
 
 
-def test_the_device_with_most_memory_or_of_a_name_takes_all_layers(tiny_gguf: Path):
+def test_the_largest_or_named_device_takes_all_layers(tiny_gguf: Path):
     found = [device(free=2 << 30), device("CUDA1"), device("Vulkan0", 8 << 30, "llvmpipe (LLVM)")]
     for asked, name in {"auto": "CUDA1", "CUDA0": "CUDA0", "gpu": "Vulkan0"}.items():
         offload, said = chosen(tiny_gguf, asked, *found)
@@ -57,7 +57,7 @@ def test_the_device_with_most_memory_or_of_a_name_takes_all_layers(tiny_gguf: Pa
     assert chosen(tiny_gguf, "gpu", *found, taps=(FINAL_NORM,)) == (None, "")
 
 
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(tiny_gguf: Path):
+def test_an_unknown_device_is_rejected_with_the_available_ones(tiny_gguf: Path):
     with raises(
         InvalidRequest, "CUDA7", "CUDA0 (a card, 4096 MiB free)", "--device cpu", "CUDA, ROCm"
     ):
@@ -67,7 +67,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(tiny_gguf: Pa
     assert chosen(tiny_gguf, "auto") == (None, "")
 
 
-def test_layers_that_fit_are_offloaded_where_a_device_is_asked_for_and_auto_says_so(
+def test_a_named_device_takes_the_layers_that_fit_and_auto_reports_its_choice(
     tiny_gguf: Path,
 ):
     little = device(free=libraries._RESERVE + (300 << 10))
@@ -84,7 +84,7 @@ def test_layers_that_fit_are_offloaded_where_a_device_is_asked_for_and_auto_says
     assert "puts 0 layers" in chosen(tiny_gguf, "auto", device(free=1 << 20))[1]
 
 
-def test_a_cache_that_is_not_asked_for_takes_what_a_device_has_left(tiny_gguf: Path):
+def test_the_default_cache_takes_the_devices_free_memory(tiny_gguf: Path):
     few = device(free=libraries._RESERVE + (1 << 20))
     offload, _ = chosen(tiny_gguf, "auto", few, contexts=1000)
     assert offload is not None
@@ -103,7 +103,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Binding:
     return binding
 
 
-def test_a_file_that_is_listed_has_the_device_that_auto_takes(
+def test_a_listed_file_shows_the_device_that_auto_picks(
     tiny_gguf: Path, failing: Binding, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(libraries, "library_with_devices", lambda _: failing)
@@ -114,9 +114,7 @@ def test_a_file_that_is_listed_has_the_device_that_auto_takes(
     assert libraries.device_for(tiny_gguf) is None
 
 
-def test_where_a_device_fails_the_processor_goes_on_if_auto_chose(
-    tiny_gguf: Path, failing: Binding
-):
+def test_auto_falls_back_to_the_cpu_if_a_device_fails(tiny_gguf: Path, failing: Binding):
     said = StringIO()
     settings = EngineSettings(threads=1, progress=Progress(said))
     with closing(open_llamacpp(tiny_gguf, 512, settings, failing)) as engine:
@@ -128,7 +126,7 @@ def test_where_a_device_fails_the_processor_goes_on_if_auto_chose(
         open_llamacpp(tiny_gguf, 512, settings, failing)
 
 
-def test_the_library_of_a_named_device_has_to_be_there(monkeypatch: pytest.MonkeyPatch):
+def test_a_named_device_requires_its_library(monkeypatch: pytest.MonkeyPatch):
     def load(name: str) -> Binding:
         raise OSError(f"no {name}")
 
@@ -143,13 +141,13 @@ def test_the_library_of_a_named_device_has_to_be_there(monkeypatch: pytest.Monke
         libraries.library_with_devices("gpu")
 
 
-def test_a_device_is_of_the_engine_llamacpp():
+def test_the_device_setting_requires_the_llamacpp_engine():
     with raises(InvalidRequest, "device", "gpu", "llamacpp", "mlx"):
         paceline.engines.check_settings("mlx", EngineSettings(device="gpu"))
 
 
 @pytest.mark.parametrize("rows", [RowRange(2, 16), RowRange(3, 4), RowRange(128, 128)])
-def test_keys_of_a_devices_call_depend_on_the_position_alone(rows: RowRange):
+def test_padded_key_counts_on_a_device_depend_only_on_the_position(rows: RowRange):
     """A library pads keys to a multiple of 256 after the call's last row, padding included."""
     contexts: Any = SimpleNamespace(span=256, counts_padding=True)
     sequence = LlamaSequence.__new__(LlamaSequence)

@@ -1,4 +1,4 @@
-"""Families of GGUF files in the libraries of the engine llamacpp: right, or refused.
+"""Families of GGUF files in the libraries of the engine llamacpp: correct or rejected.
 
 Each is a tiny random model. `tests/data/tiny_families.npz` has rows of logits of OpenVINO 2026.4 in
 November 2026, whose graphs of GGUF files agreed with transformers on all of these families; those
@@ -64,7 +64,7 @@ def text_logits(engine: LlamaCppEngine) -> Logits:
 
 
 def check_forks(engine: LlamaCppEngine) -> None:
-    """Forks and states put back go on from a part of a prompt as a sequence that read it alone."""
+    """Forks and restored states continue a part of a prompt like a sequence that read only that."""
     text = np.random.default_rng(4).integers(3, 250, TOKENS).tolist()
     with closing(engine.open()) as whole:
         run(engine, prompts=[(whole, text, 1)])
@@ -90,7 +90,7 @@ def check_forks(engine: LlamaCppEngine) -> None:
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)
-def test_a_family_is_right_and_exact_or_is_refused(name: str, form: str, tmp_path: Path):
+def test_a_family_is_correct_and_exact_or_rejected(name: str, form: str, tmp_path: Path):
     binding = library(name)
     window = window_of(name, form)
     path = write_gguf_of(form, tmp_path / "m.gguf", fields=window)
@@ -118,9 +118,7 @@ def check_recorded(name: str, rows: Logits) -> None:
 
 
 @pytest.mark.parametrize("name", ["ik_llama.cpp", "llama.cpp"])
-def test_short_factors_of_longrope_are_those_of_a_context_up_to_the_original_one(
-    name: str, tmp_path: Path
-):
+def test_longrope_uses_short_factors_up_to_the_original_context(name: str, tmp_path: Path):
     fields = {"phi3.rope.scaling.original_context_length": CONTEXT}
     path = write_gguf_of("phi3-longrope-untied", tmp_path / "m.gguf", fields=fields)
     settings = EngineSettings(threads=1)
@@ -128,7 +126,7 @@ def test_short_factors_of_longrope_are_those_of_a_context_up_to_the_original_one
         check_recorded("phi3-longrope-untied-short", text_logits(engine))
 
 
-def test_a_window_of_which_ik_llama_cpp_would_end_the_process_is_refused(tmp_path: Path):
+def test_a_window_that_crashes_ik_llama_cpp_is_rejected(tmp_path: Path):
     fields = {"gemma3.attention.sliding_window": WINDOW - 1}
     path = write_gguf_of("gemma3_text", tmp_path / "m.gguf", fields=fields)
     with raises(ModelError, "127"):

@@ -1,4 +1,4 @@
-"""Packed copies of weights: made once, taken for one version of a file, and never in the way."""
+"""Packed copies of weights: made once per version of a file, and never a reason to fail."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def names(tmp_path: Path) -> list[str]:
     return sorted(file.suffix for file in (tmp_path / "copies").iterdir())
 
 
-def test_a_copy_is_made_once(opened: Callable[..., Opened], path: Path, tmp_path: Path):
+def test_a_packed_copy_is_made_once(opened: Callable[..., Opened], path: Path, tmp_path: Path):
     first = opened(path)
     assert first[0]
     assert names(tmp_path) == [".gguf", ".source"]
@@ -59,7 +59,7 @@ def test_a_copy_is_made_once(opened: Callable[..., Opened], path: Path, tmp_path
     assert {file: file.stat().st_mtime_ns for file in by_name} == by_name
 
 
-def test_another_version_of_a_file_gets_another_copy_and_the_old_one_goes(
+def test_a_changed_file_gets_a_new_copy_and_the_old_one_is_deleted(
     opened: Callable[..., Opened], path: Path, tmp_path: Path
 ):
     first = opened(path)
@@ -102,7 +102,7 @@ def endless_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 @pytest.mark.parametrize(
     "fault", [no_room, no_folder, no_process, failing_process, endless_process]
 )
-def test_whatever_goes_wrong_the_file_itself_is_used(
+def test_any_packing_failure_falls_back_to_the_file(
     fault: Callable[[pytest.MonkeyPatch, Path], None],
     opened: Callable[..., Opened],
     path: Path,
@@ -118,7 +118,7 @@ def test_whatever_goes_wrong_the_file_itself_is_used(
 
 
 @pytest.mark.parametrize("size", [0, 100, -200])
-def test_a_damaged_copy_is_not_used_and_not_made_again(
+def test_a_corrupt_copy_is_neither_used_nor_rebuilt(
     size: int, opened: Callable[..., Opened], path: Path, tmp_path: Path
 ):
     assert opened(path)[0]
@@ -130,7 +130,7 @@ def test_a_damaged_copy_is_not_used_and_not_made_again(
 
 
 @pytest.mark.parametrize("weights", [Type.F16, Type.Q4_1])
-def test_weights_without_a_packed_form_are_used_as_they_are(
+def test_weights_without_a_packed_format_are_used_unchanged(
     weights: Type, opened: Callable[..., Opened], tmp_path: Path
 ):
     path = write_tiny(tmp_path / "m.gguf", weights=weights)
@@ -138,14 +138,14 @@ def test_weights_without_a_packed_form_are_used_as_they_are(
     assert names(tmp_path) == [".none"]
 
 
-def test_experts_are_not_packed(path: Path):
+def test_expert_weights_are_not_packed(path: Path):
     binding, content = library("ik_llama.cpp"), read_gguf(path)
     experts = content.tensors[0]._replace(name="blk.0.ffn_up_exps.weight")
     assert binding.packs(content)
     assert not binding.packs(replace(content, tensors=[*content.tensors, experts]))
 
 
-def test_work_that_is_done_once_is_shown(opened: Callable[..., Opened], path: Path):
+def test_one_time_work_is_shown(opened: Callable[..., Opened], path: Path):
     said = StringIO()
     assert opened(path, Progress(said))[0]
     assert opened(path, Progress(said))[0]
@@ -153,7 +153,7 @@ def test_work_that_is_done_once_is_shown(opened: Callable[..., Opened], path: Pa
     assert begun == ["packing", "measuring", "measuring"], "nothing keeps measurements"
 
 
-def test_a_small_file_has_no_copy(path: Path, tmp_path: Path):
+def test_small_files_are_not_packed(path: Path, tmp_path: Path):
     settings = EngineSettings(threads=1, packed=tmp_path / "copies")
     LlamaCppEngine(path, 256, settings, binding=library("ik_llama.cpp")).close()
     assert names(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Models with recurrent layers in the engine llamacpp: what is rolled back, and what runs again.
+"""Models with recurrent layers in the engine llamacpp: rollbacks and recomputed rows.
 
 tests/conformance compares their rows with those of plain decoding, whatever happens before.
 """
@@ -67,7 +67,7 @@ def plain(engine: LlamaCppEngine, text: list[int], prompt: int) -> Logits:
     return np.concatenate(rows)
 
 
-def test_recurrent_layers_run_in_llama_cpp_alone(tmp_path: Path):
+def test_recurrent_layers_run_only_in_llama_cpp(tmp_path: Path):
     path = file_of("qwen3_5_text", tmp_path)
     LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM)).close()
     binding = library(IK)
@@ -82,7 +82,7 @@ def test_recurrent_layers_run_in_llama_cpp_alone(tmp_path: Path):
         ("has_window", True, "recurrent layers and an attention window"),
     ],
 )
-def test_states_that_are_not_rolled_back_are_refused_before_any_answer(
+def test_states_without_rollback_are_rejected_before_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, value: int, fault: str
 ):
     binding = library(UPSTREAM)
@@ -94,7 +94,7 @@ def test_states_that_are_not_rolled_back_are_refused_before_any_answer(
     assert binding.open <= open_before + 1  # the model, until it is collected
 
 
-def test_positions_with_which_the_library_would_end_the_process_are_refused(tmp_path: Path):
+def test_positions_that_crash_the_library_are_rejected(tmp_path: Path):
     path = file_of("qwen3_5_text-small", tmp_path)  # heads of 16
     binding = library(UPSTREAM)
     with raises(ModelError, "32 numbers"):
@@ -102,8 +102,8 @@ def test_positions_with_which_the_library_would_end_the_process_are_refused(tmp_
 
 
 @pytest.mark.parametrize("form", ["lfm2", "qwen3_5_text"])
-def test_a_context_goes_back_to_rows_of_its_last_call_once(tmp_path: Path, form: str):
-    """And knows where it cannot. The library has no state from before a call, but says nothing."""
+def test_a_context_rolls_back_once_into_its_last_forward_pass(tmp_path: Path, form: str):
+    """It reports where it cannot: the library keeps no state from before a call, silently."""
     model = NativeModel(library(UPSTREAM), file_of(form, tmp_path))
     tokens = np.random.default_rng(1).integers(3, 250, 200).tolist()
     settings = ContextSettings(256, 64, 1, rollback=15)
@@ -138,7 +138,7 @@ def test_a_context_goes_back_to_rows_of_its_last_call_once(tmp_path: Path, form:
             assert [n for n in range(1, 99) if place.can_truncate(n)] == possible[:1]
 
 
-def test_drafts_of_a_call_fall_without_rows_that_run_again(engine: LlamaCppEngine):
+def test_rejecting_drafts_of_one_pass_recomputes_no_rows(engine: LlamaCppEngine):
     text = random_text(engine, 300)
     expected = plain(engine, text, 40)
     with closing(engine.open()) as sequence:
@@ -154,9 +154,7 @@ def test_drafts_of_a_call_fall_without_rows_that_run_again(engine: LlamaCppEngin
 
 
 @pytest.mark.parametrize("kept", [1, 16, 17, 20, 39])
-def test_a_draft_in_several_calls_that_falls_runs_its_own_rows_again(
-    engine: LlamaCppEngine, kept: int
-):
+def test_rejecting_a_draft_of_several_passes_recomputes_its_rows(engine: LlamaCppEngine, kept: int):
     text = random_text(engine, 300)
     expected = plain(engine, text, 40)
     with closing(engine.open()) as sequence:
@@ -176,8 +174,8 @@ def test_a_draft_in_several_calls_that_falls_runs_its_own_rows_again(
             assert sum(counts) == 40 + again + 2
 
 
-def test_the_next_turn_of_a_chat_reads_little_again(engine: LlamaCppEngine):
-    """A turn goes back to the last prompt's end, or some tokens before it, and runs what is new."""
+def test_a_chats_next_turn_recomputes_few_tokens(engine: LlamaCppEngine):
+    """A turn rewinds to about the end of the last prompt, and runs only new tokens."""
     text = random_text(engine, 700)
     with closing(engine.open()) as sequence:
         run(engine, prompts=[(sequence, text[:300], 1)])
@@ -196,7 +194,7 @@ def test_the_next_turn_of_a_chat_reads_little_again(engine: LlamaCppEngine):
             assert same(logits, expected)
 
 
-def test_a_fork_of_a_long_prompt_shares_all_but_its_end(engine: LlamaCppEngine):
+def test_a_fork_of_a_long_prompt_shares_everything_but_its_end(engine: LlamaCppEngine):
     text = random_text(engine, 300)
     with closing(engine.open()) as sequence:
         run(engine, prompts=[(sequence, text, 1)])
@@ -221,7 +219,7 @@ def test_a_fork_of_a_long_prompt_shares_all_but_its_end(engine: LlamaCppEngine):
             assert same(logits, expected)
 
 
-def test_rows_that_run_again_leave_the_checkpoint_of_the_prompt(engine: LlamaCppEngine):
+def test_recomputed_rows_keep_the_prompts_checkpoint(engine: LlamaCppEngine):
     text = random_text(engine, 200)
     expected = plain(engine, text, 40)
     with closing(engine.open()) as sequence:
@@ -237,8 +235,8 @@ def test_rows_that_run_again_leave_the_checkpoint_of_the_prompt(engine: LlamaCpp
             assert sequence.fork_length(200) == 40
 
 
-def test_a_prefix_that_was_asked_for_is_shared_the_next_time(engine: LlamaCppEngine):
-    """As a server's prompts with the same system message."""
+def test_a_requested_prefix_is_shared_the_next_time(engine: LlamaCppEngine):
+    """A server's prompts share a system message like this."""
     system = random_text(engine, 150)
     texts = [system + random_text(engine, 90, seed) for seed in (1, 2, 3)]
     sequences = [engine.open()]
@@ -257,8 +255,8 @@ def test_a_prefix_that_was_asked_for_is_shared_the_next_time(engine: LlamaCppEng
         sequence.close()
 
 
-def test_a_model_that_drafts_goes_back_some_calls_and_runs_few_rows(engine: LlamaCppEngine):
-    """As `drafters.model` does: tokens one by one, of which some fall."""
+def test_a_draft_model_rolls_back_several_passes_with_few_rows(engine: LlamaCppEngine):
+    """Draft like `drafters.model`: one token at a time, some of them rejected."""
     text = random_text(engine, 300)
     expected = plain(engine, text, 40)
     with closing(engine.open()) as sequence:
@@ -309,7 +307,7 @@ def test_a_sequence_that_outgrows_its_context_changes_no_bit(engine: LlamaCppEng
         assert same(first, second)
 
 
-def test_a_call_that_fails_is_followed_by_the_same_rows(engine: LlamaCppEngine):
+def test_a_failed_forward_pass_is_followed_by_the_same_rows(engine: LlamaCppEngine):
     text = random_text(engine, 100)
     expected = plain(engine, text, 40)
     with closing(engine.open()) as sequence:
@@ -324,8 +322,10 @@ def test_a_call_that_fails_is_followed_by_the_same_rows(engine: LlamaCppEngine):
 
 
 @pytest.mark.parametrize("call", [1, 3, 5])
-def test_a_call_that_is_interrupted_is_followed_by_the_same_rows(engine: LlamaCppEngine, call: int):
-    """Also where rows run again: two calls, and then three."""
+def test_an_interrupted_forward_pass_is_followed_by_the_same_rows(
+    engine: LlamaCppEngine, call: int
+):
+    """This includes recomputed rows: two passes, and then three."""
     text = random_text(engine, 140)
     expected = plain(engine, text, 40)
     decode, calls = engine._binding.library.llama_decode, []
@@ -351,7 +351,7 @@ def test_a_call_that_is_interrupted_is_followed_by_the_same_rows(engine: LlamaCp
 
 
 @pytest.mark.parametrize("form", ["lfm2", "qwen3_5_text"])
-def test_contexts_are_as_many_as_their_states_fit(
+def test_as_many_contexts_are_opened_as_their_states_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ):
     binding, path = library(UPSTREAM), file_of(form, tmp_path)
@@ -363,7 +363,7 @@ def test_contexts_are_as_many_as_their_states_fit(
     monkeypatch.setattr(engine_module, "_STATE_BYTES", 0)
     with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)) as engine:
         assert engine._contexts._max_contexts == 1
-    memory = path.stat().st_size + 8 * state  # half of what a context has
+    memory = path.stat().st_size + 8 * state  # half of a context's size
     monkeypatch.setattr(engine_module, "memory_bytes", lambda: memory)
     with raises(ModelError, "MiB", "memory"):
         LlamaCppEngine(path, 512, ONE_THREAD, binding=binding)
@@ -371,9 +371,7 @@ def test_contexts_are_as_many_as_their_states_fit(
 
 @pytest.mark.parametrize(("weights", "single"), [(Type.F32, False), (Type.Q8_0, True)])
 @pytest.mark.parametrize("form", ["lfm2", "qwen3_5_text"])
-def test_padding_and_copies_of_states_are_few(
-    tmp_path: Path, form: str, weights: Type, single: bool
-):
+def test_padding_and_state_copies_are_rare(tmp_path: Path, form: str, weights: Type, single: bool):
     path = file_of(form, tmp_path, weights)
     with closing(LlamaCppEngine(path, 512, ONE_THREAD, binding=library(UPSTREAM))) as engine:
         assert engine.rules.decode == RowRange(2, 16)

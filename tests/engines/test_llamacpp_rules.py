@@ -1,4 +1,4 @@
-"""The table of rules for rows: a line for each kind of weights, keys and device."""
+"""The table of row rules, with a line per type of weights, keys and device."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -48,14 +48,14 @@ def rules(library: str, content: GgufFile, threads: int = 1, **about: Any) -> Ro
         (IK, Type.Q6_K, (2, 16), (64, 256), True),
     ],
 )
-def test_rules_follow_the_types_of_weights(
+def test_row_rules_follow_the_weight_types(
     content: GgufFile, library: str, kind: Type, decode: Any, prefill: Any, single: bool
 ):
     found = rules(library, with_weights(content, kind))
     assert (found.decode, found.prefill, found.single) == (decode, prefill, single)
 
 
-def test_prompts_are_read_as_answers_where_they_cannot_have_calls_of_their_own(content: GgufFile):
+def test_prefill_uses_the_decode_rules_if_it_cannot_have_its_own(content: GgufFile):
     experts = with_weights(content, Type.Q4_K, experts=4)  # which get any number of a call's rows
     assert rules(UPSTREAM, experts)[:2] == ((2, 7), (2, 7))
     assert rules(IK, with_weights(content, Type.Q4_1, width=576))[:2] == ((2, 16), (2, 16))
@@ -63,7 +63,7 @@ def test_prompts_are_read_as_answers_where_they_cannot_have_calls_of_their_own(c
     assert rules(IK, content, span=256, packed=True)[:2] == ((2, 16), (2, 256))
 
 
-def test_a_device_has_the_rules_of_its_kernels(content: GgufFile):
+def test_a_device_follows_the_rules_of_its_kernels(content: GgufFile):
     def on(device: Device, **about: Any) -> RowRules:
         return rules(UPSTREAM, content, offload=Offload(device, 3, True, 512), **about)
 
@@ -77,7 +77,7 @@ def test_a_device_has_the_rules_of_its_kernels(content: GgufFile):
     ("heads", "threads", "rows", "single"),
     [((3, 3), 2, 6, True), ((3, 3), 1, 3, True), ((8, 4), 8, 3, False), ((9, 1), 8, 7, True)],
 )
-def test_with_keys_in_q8_0_ik_llama_cpp_computes_few_rows_with_keys_as_they_are(
+def test_ik_llama_cpp_reads_q8_0_keys_directly_for_few_rows(
     content: GgufFile, heads: tuple[int, int], threads: int, rows: int, single: bool
 ):
     """Otherwise their bits depend on the rows of a call; 286 of 384 differed of a real model."""
@@ -85,7 +85,7 @@ def test_with_keys_in_q8_0_ik_llama_cpp_computes_few_rows_with_keys_as_they_are(
     assert (limits.decode, limits.single, limits.prompt) == (rows, single, 8)
 
 
-def test_rules_that_do_not_hold_are_replaced_by_ones_of_fewer_kernels():
+def test_rules_that_fail_are_replaced_by_ones_with_fewer_kernels():
     first = RowRules(RowRange(2, 16), RowRange(32, 256), single=True, together=32)
     steps = [
         (step.decode, step.prefill, step.single, step.together) for step in fewer_kernels(first)

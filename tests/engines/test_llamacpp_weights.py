@@ -1,4 +1,4 @@
-"""Right rows: logits of every type of weights, against the same weights as F32."""
+"""Correct rows: logits of every weight type, compared with the same weights in F32."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -45,7 +45,7 @@ def cases() -> Iterator[tuple[str, str, tuple[int, int]]]:
 
 
 def logits(binding: Binding, path: Path, tokens: list[int], copies: Path | None = None) -> Logits:
-    """Rows of a prompt of 64 tokens, and of an answer in blocks of 1, 2 and 8.
+    """Return rows of a 64-token prompt, and of a response in blocks of 1, 2 and 8.
 
     With a folder for `copies`, of the packed weights, which must be used.
     """
@@ -63,7 +63,7 @@ def logits(binding: Binding, path: Path, tokens: list[int], copies: Path | None 
 
 
 @pytest.mark.parametrize(("name", "kind", "width"), [*cases()], ids=str)
-def test_weights_of_each_type_and_width_give_the_logits_of_their_values(
+def test_weights_of_each_type_and_width_match_their_dequantized_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, width: tuple[int, int]
 ):
     binding = library(name)
@@ -88,7 +88,7 @@ def test_weights_of_each_type_and_width_give_the_logits_of_their_values(
 
 
 @pytest.mark.parametrize(("name", "kind"), [("ik_llama.cpp", "IQ2_XS"), ("llama.cpp", "TQ1_0")])
-def test_a_type_that_was_not_compared_is_refused_by_name(tmp_path: Path, name: str, kind: str):
+def test_an_untested_weight_type_is_rejected_by_name(tmp_path: Path, name: str, kind: str):
     content = read_gguf(tiny.write_tiny(tmp_path / "m.gguf", weights=Type.Q8_0))
     tensor = content.tensors[0]._replace(kind=int(Type[kind]))
     with raises(ModelError, kind):

@@ -45,7 +45,9 @@ def agent(model: Model, path: Path | None, **options: Any) -> tuple[Report, Reco
     return report, parse_record(json.loads(json.dumps(report.value)), "it")
 
 
-def test_any_model_says_the_recorded_answers_with_drafts_and_without(model: Model, session: Path):
+def test_any_model_replays_the_recorded_responses_with_and_without_drafts(
+    model: Model, session: Path
+):
     report, record = agent(model, session, rounds=2)
     assert report.passed
     assert record.cases == [f"session, turn {n}" for n in (1, 2, 3)]
@@ -74,7 +76,7 @@ def test_any_model_says_the_recorded_answers_with_drafts_and_without(model: Mode
         assert all(len(line) == len(head) for line in lines)
 
 
-def test_a_turn_that_fails_has_its_error_and_the_rest_goes_on(
+def test_a_failed_turn_has_its_error_and_the_run_continues(
     model: Model, session: Path, monkeypatch: pytest.MonkeyPatch
 ):
     submit, asked = Scheduler.submit, 0
@@ -95,14 +97,14 @@ def test_a_turn_that_fails_has_its_error_and_the_rest_goes_on(
     assert record.summary["totals"]["session"][PLAIN]["turns"] == 2
 
 
-def test_turns_that_do_not_fit_the_context_are_left_out_and_said(model: Model):
+def test_turns_beyond_the_context_are_skipped_and_reported(model: Model):
     report, record = agent(model, None)  # a context of 512 tokens
     assert len(record.summary["skipped"]) == 10 * len(SESSIONS)
     assert "coding, turn 1 skipped: " in report.text
     assert not report.passed, "nothing was replayed"
 
 
-def test_a_server_gets_the_same_turns_and_answers_for_itself(model: Model, session: Path):
+def test_a_server_gets_the_same_turns_and_generates_its_own_responses(model: Model, session: Path):
     with running(model) as server:
         report, record = agent(model, session, url=f"{server.url}/v1")
     assert report.passed
@@ -132,7 +134,7 @@ def test_our_own_sessions_have_ten_turns_each():
         ('\n{"role": "assistant", "content": "a"}', "line 2 of .* is an answer"),
     ],
 )
-def test_a_damaged_file_is_one_error(content: str, reason: str, tmp_path: Path):
+def test_a_corrupt_session_file_is_a_single_error(content: str, reason: str, tmp_path: Path):
     path = tmp_path / "session.jsonl"
     path.write_text(content)
     with pytest.raises(InvalidRequest, match=reason) as caught:
@@ -141,7 +143,7 @@ def test_a_damaged_file_is_one_error(content: str, reason: str, tmp_path: Path):
 
 
 @pytest.mark.usefixtures("cache")
-def test_from_the_command_line(
+def test_works_from_the_command_line(
     session: Path, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     output = tmp_path / "agent.json"

@@ -34,7 +34,7 @@ def run(script: str, model: Path, *options: object) -> str:
 
 
 @pytest.mark.usefixtures("cache")
-def test_first_token_is_measured_beside_the_engines_own_prefill(model: Path, tmp_path: Path):
+def test_time_to_first_token_is_measured_next_to_the_engines_prefill(model: Path, tmp_path: Path):
     output = tmp_path / "found.json"
     run("first_token", model, "--rounds", 1, "--tokens", 40, "--output", output)
     found = json.loads(output.read_text())
@@ -44,7 +44,7 @@ def test_first_token_is_measured_beside_the_engines_own_prefill(model: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
-def test_throughput_of_a_server_is_measured_with_equal_texts(
+def test_server_throughput_is_measured_with_equal_texts(
     model: Path, tmp_path: Path, suite_file: Path
 ):
     output = tmp_path / "found.json"
@@ -131,7 +131,7 @@ REPORTS = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(("name", "arguments", "expected"), REPORTS)
-def test_a_script_reports(
+def test_each_benchmark_script_prints_a_report(
     name: str, arguments: Callable[[Path], tuple[str, ...]], expected: str, tmp_path: Path
 ):
     if packages := missing(PACKAGES.get(name, "")):
@@ -157,7 +157,7 @@ PACKAGES = {
 }
 
 
-def test_every_script_is_named_by_a_document_and_started_by_a_test():
+def test_every_benchmark_script_is_documented_and_tested():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/*.sh")]
     documents = "".join(map(Path.read_text, [*pages, BENCHMARKS / "README.md"]))
     tests = "".join(map(Path.read_text, (ROOT / "tests").rglob("*.py")))
@@ -175,5 +175,5 @@ CLIENTS = (
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_scripts_of_clients_say_how_they_are_used(name: str, model: Path):
+def test_client_scripts_print_their_usage(name: str, model: Path):
     assert "usage" in run(f"clients/{name}", model, "--help")

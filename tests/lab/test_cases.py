@@ -16,7 +16,7 @@ TEXT = "this is one and the user\n"
     ("limit", "expected"),
     [(100, ["max"]), (101, [100, "max"]), (8112, [100, 200, 372, 800, 1600, 3200, 6400, "max"])],
 )
-def test_lengths_are_the_experiments_then_doubled_up_to_the_most(limit: int, expected: list[int]):
+def test_lengths_are_the_experiments_then_doubled_to_the_maximum(limit: int, expected: list[int]):
     assert default_lengths(limit) == expected
 
 
@@ -30,14 +30,14 @@ def test_a_prompt_repeats_the_text_up_to_its_length(model: Model):
     assert cases[0].options == {"max_tokens": 8, "ignore_eos": True}
 
 
-def test_max_is_what_leaves_room_for_the_answer(model: Model):
+def test_max_length_leaves_room_for_the_response(model: Model):
     (case,) = length_cases(model, TEXT, ["max"], 8)
     assert len(case.prompt) == max_context(model) - 8
     result = model.generate(case.prompt, **case.options, drafter="suffix", policy="fixed")
     assert result.completion_tokens == 8
 
 
-def test_a_prompt_that_does_not_fit_is_named(model: Model):
+def test_a_prompt_beyond_the_context_is_rejected_with_its_length(model: Model):
     most = max_context(model) - 8
     with pytest.raises(InvalidRequest, match=f"{most + 1} tokens"):
         length_cases(model, TEXT, [most + 1], 8)
@@ -59,7 +59,7 @@ def test_questions_follow_other_text(model: Model, suite_file: Path):
         assert "ignore_eos" not in far.options
 
 
-def test_the_greatest_depth_leaves_room_for_question_and_answer(model: Model, suite_file: Path):
+def test_the_maximum_depth_leaves_room_for_question_and_answer(model: Model, suite_file: Path):
     suite = load_suite(suite_file)
     for case in depth_cases(model, suite, ["max"], 8):
         assert max_context(model) - 150 < len(model.tokens(case.prompt)) < max_context(model) - 8

@@ -45,7 +45,7 @@ def test_a_run_has_speed_and_tau_by_kind():
     assert close(tau.series["y"][1], (0.625 + 1) / 2, 0.625, 1.0)
 
 
-def test_a_sweep_is_charted_by_its_number():
+def test_a_sweep_is_charted_by_its_variable():
     found = charts(SWEEP)
     assert [*found] == [
         "ratio-by-prompt_tokens",
@@ -59,7 +59,7 @@ def test_a_sweep_is_charted_by_its_number():
     assert [*found["decode_tokens_per_second-by-prompt_tokens"].series] == ["plain", "x"]
 
 
-def test_contenders_that_differ_in_their_block_alone_are_one_series():
+def test_contenders_that_differ_only_in_block_size_are_one_series():
     speed = charts(BLOCKS)["ratio-by-block"]
     assert speed.groups == ["2", "4", "8"]
     assert [*speed.series] == ["suffix, fixed", "suffix, kelly"]
@@ -95,5 +95,5 @@ ROWS = st.builds(
 
 @settings(max_examples=50)
 @given(rows=st.lists(ROWS, max_size=6, unique_by=lambda row: row.key))
-def test_any_record_has_charts_or_none(rows: list[Row]):
+def test_any_record_gives_charts_or_none(rows: list[Row]):
     charts(parse_record(json.loads(json.dumps(Record("any", rows, **HEAD).as_dict())), "it"))

@@ -11,7 +11,7 @@ gpu_rows: Any = script("gpu_rows")
 random_gguf: Any = script("random_gguf")
 
 
-def test_rows_of_q8_weights_are_one_class_on_the_processor_alone_and_together(tmp_path: Path):
+def test_q8_rows_are_one_class_on_the_cpu_alone_and_batched(tmp_path: Path):
     library("llama.cpp")
     path = tmp_path / "random.gguf"
     shape = random_gguf.Shape(2, 256, 512, 4, 2, 64, 700, 512)

@@ -75,7 +75,7 @@ def all_ended(log: Callable[[], list[dict[str, Any]]]) -> bool:
     return True
 
 
-def test_each_answer_is_of_a_server_of_its_own_with_the_options_of_its_row(
+def test_each_response_comes_from_a_new_server_with_its_rows_options(
     opened: Any, log: Any, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "ngram-mod")
@@ -107,7 +107,7 @@ def test_each_answer_is_of_a_server_of_its_own_with_the_options_of_its_row(
 @pytest.mark.parametrize(
     ("way", "modes"), [("unspeculative", ("plain",)), ("some", ("plain", "ngram-mod"))]
 )
-def test_lookups_that_a_version_lacks_are_left_out_and_named(
+def test_lookup_modes_missing_in_a_version_are_skipped_and_named(
     way: str, modes: tuple[str, ...], opened: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FAKE_WAY", way)
@@ -119,7 +119,7 @@ def test_lookups_that_a_version_lacks_are_left_out_and_named(
 
 
 @pytest.mark.parametrize("lines", [("echo version: 1",), ("exec sleep 600",)])
-def test_a_program_that_is_no_llama_server_is_refused(
+def test_a_program_other_than_llama_server_is_rejected(
     lines: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline_lab.peers.llama_server.binary._SECONDS", 0.5)
@@ -130,7 +130,7 @@ def test_a_program_that_is_no_llama_server_is_refused(
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_program_is_refused_and_without_a_path_it_is_missing(
+def test_a_missing_or_invalid_server_program_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     text, image = tmp_path / "text", tmp_path / "image"
@@ -149,7 +149,7 @@ def test_what_is_no_program_is_refused_and_without_a_path_it_is_missing(
     ("way", "says"),
     [("ends", "failed to load model"), ("loading", "not ready after 1 s")],
 )
-def test_a_server_that_does_not_become_ready_is_an_error_and_ended(
+def test_a_server_that_never_becomes_ready_is_stopped_with_an_error(
     way: str, says: str, opened: Any, log: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FAKE_WAY", way)
@@ -164,7 +164,7 @@ def test_a_server_that_does_not_become_ready_is_an_error_and_ended(
 
 
 @pytest.mark.parametrize("way", ["dies", "refuses", "silent", "old"])
-def test_an_answer_that_fails_is_an_error_of_one_line(
+def test_a_failed_response_is_a_one_line_error(
     way: str, opened: Any, log: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FAKE_WAY", way)
@@ -221,7 +221,7 @@ def test_the_command_compares_with_a_server_turn_by_turn(
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_an_answer_ends_the_command_and_the_server(
+def test_ctrl_c_during_a_response_stops_the_command_and_the_server(
     cache: Path, fake: Path, log: Any, tiny_gguf: Path, tmp_path: Path
 ):
     words = arguments(fake, tiny_gguf, suite_of_two_turns(tmp_path / "suite.jsonl"))

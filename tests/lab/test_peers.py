@@ -72,7 +72,7 @@ def rows_of(peer: Peer, rounds: int = 1) -> dict[str, Row]:
     }
 
 
-def test_speeds_are_compared_with_plain_decodings_ours_and_the_peers_own():
+def test_speeds_are_relative_to_our_and_the_peers_plain_decoding():
     found = rows_of(Fake({"plain": [answered(7, 8, 9, seconds=4)], "lookup": [answered(7, 8, 9)]}))
     assert [*found] == ["plain", "auto", "fake, plain", "fake, lookup"]
     assert found["fake, lookup"].measures == {
@@ -87,7 +87,7 @@ def test_speeds_are_compared_with_plain_decodings_ours_and_the_peers_own():
     assert found["auto"].measures["ratio"] == found["auto"].measures[OWN] == [2.0]
 
 
-def test_a_ratio_is_taken_within_its_round():
+def test_ratios_are_computed_within_a_round():
     slow, fast = answered(7, 8, 9, seconds=4), answered(7, 8, 9, seconds=1)
     found = rows_of(Fake({"plain": [slow, fast], "lookup": [fast, slow]}), rounds=2)
     assert found["fake, lookup"].measures[OWN] == [4.0, 0.25]
@@ -95,12 +95,12 @@ def test_a_ratio_is_taken_within_its_round():
 
 
 @pytest.mark.parametrize(("lookup", "same"), [([(7, 8)], True), ([(7, 8), (7, 8, 9)], False)])
-def test_texts_are_compared_with_the_peers_own(lookup: list[tuple[int, ...]], same: bool):
+def test_outputs_are_compared_with_the_peers_own(lookup: list[tuple[int, ...]], same: bool):
     peer = Fake({"plain": [answered(7, 8)], "lookup": [answered(*t) for t in lookup]})
     assert rows_of(peer, rounds=2)["fake, lookup"].facts["same_tokens"] is same
 
 
-def test_an_answer_without_decoding_has_no_speed_and_is_no_obstacle():
+def test_a_response_without_decode_steps_has_no_speed_and_is_allowed():
     found = rows_of(Fake({"plain": [answered(7)], "lookup": [answered(7, 8)]}))
     assert DECODE not in found["fake, plain"].measures
     assert found["fake, plain"].measures[WHOLE] == [1 / 1.1]
@@ -109,7 +109,7 @@ def test_an_answer_without_decoding_has_no_speed_and_is_no_obstacle():
     assert "-" in lines_of([*found.values()])["fake, plain"]
 
 
-def test_the_summary_counts_changed_texts_and_speed_over_the_peers_own_plain_decoding():
+def test_the_summary_has_changed_outputs_and_speed_over_plain_decoding():
     def rows(case: str, own: float, *, kept: bool) -> list[Row]:
         facts, other = {"same_tokens": True}, {"same_tokens": kept}
         return [
@@ -127,7 +127,7 @@ def test_the_summary_counts_changed_texts_and_speed_over_the_peers_own_plain_dec
     assert not is_exact([replace(row, facts={"same_tokens": False}) for row in found])
 
 
-def test_speeds_are_over_the_servers_plain_decoding_with_and_without_loops():
+def test_server_speeds_are_relative_to_plain_with_and_without_loops():
     loop, text = [1] * 20, list(range(20))
 
     def row(case: str, name: str, *rates: float, tokens: Sequence[int] = (), **more: Any) -> Row:
@@ -164,7 +164,7 @@ def lines_of(rows: Sequence[Row]) -> dict[str, Sequence[str]]:
     return {line[0]: line for line in found[-1][2]}
 
 
-def test_a_peer_that_fails_is_named_with_the_question():
+def test_a_failing_peer_is_reported_with_the_question():
     class Broken(Fake):
         def answer(self, question: PromptTurn, max_tokens: int, mode: str) -> PeerAnswer:
             raise RuntimeError("out of\nmemory")
@@ -186,7 +186,7 @@ def bench(model: Model, suite: Path, peers: Sequence[str] = (), **options: Any) 
     return report_of(command, lambda *_: model, **asked)
 
 
-def test_a_run_has_every_way_of_every_peer_on_every_prompt_in_every_round(
+def test_a_run_covers_every_peer_mode_prompt_and_round(
     model: Model, suite_file: Path, peers: Callable[[Peer], None]
 ):
     fake = Fake({"plain": [answered(7, 8)], "lookup": [answered(7, 9)]})
@@ -202,7 +202,7 @@ def test_a_run_has_every_way_of_every_peer_on_every_prompt_in_every_round(
     assert report.passed, "it is no fault of ours"
 
 
-def test_a_run_fails_where_our_own_speculation_changes_a_token(
+def test_a_run_fails_if_our_speculation_changes_a_token(
     model: Model, suite_file: Path, peers: Callable[[Peer], None], monkeypatch: pytest.MonkeyPatch
 ):
     peers(Fake({"plain": [answered(7)]}))
@@ -217,7 +217,7 @@ def test_a_run_fails_where_our_own_speculation_changes_a_token(
     assert not bench(liar, suite_file, max_tokens=60).passed
 
 
-def test_a_name_that_means_nothing_here_is_refused(model: Model, suite_file: Path):
+def test_an_unknown_peer_is_rejected(model: Model, suite_file: Path):
     with pytest.raises(InvalidRequest, match="no peer is called 'ollama'; expected llama-server"):
         bench(model, suite_file, peers=["http://127.0.0.1:1/v1", "ollama"])
 
@@ -227,7 +227,7 @@ def question(model: Model) -> PromptTurn:
     return replace(QUESTION, tokens=model.tokens(TEXT))
 
 
-def test_ours_is_asked_as_a_first_request_each_time(model: Model, question: PromptTurn):
+def test_each_request_to_our_peer_starts_without_history(model: Model, question: PromptTurn):
     tokens, ours = question.tokens, PacelinePeer(model)
     first, second, auto = (ours.answer(question, 40, mode) for mode in ("plain", "plain", "auto"))
     assert first.tokens == model.generate(tokens, max_tokens=40, drafter="none").token_ids
@@ -237,13 +237,13 @@ def test_ours_is_asked_as_a_first_request_each_time(model: Model, question: Prom
     assert auto.rate
 
 
-def test_a_model_of_another_format_is_not_for_a_peer(tiny_files: ModelFiles):
+def test_a_peer_rejects_a_model_in_another_format(tiny_files: ModelFiles):
     checkpoint, binary = replace(tiny_files, weights=None), ServerBinary(Path("it"), "1", ())
     with pytest.raises(ModelError, match="is no GGUF file"):
         LlamaServer(checkpoint, binary, 9, threads=None, on_message=print)
 
 
-def test_a_server_of_ours_is_asked_with_and_without_speculation(
+def test_our_server_is_measured_with_and_without_speculation(
     model: Model, question: PromptTurn, monkeypatch: pytest.MonkeyPatch
 ):
     expected = model.generate(TEXT, max_tokens=24)
@@ -271,5 +271,5 @@ def test_a_server_of_ours_is_asked_with_and_without_speculation(
     assert "speculation" not in sent[1]
 
 
-def test_a_server_of_others_answers_as_it_was_started():
+def test_a_foreign_server_is_measured_as_served():
     assert ServerPeer("http://127.0.0.1:1/v1", Access("some-model")).modes == (AS_SERVED,)

@@ -65,7 +65,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path: Path):
+def test_reports_are_reproducible_byte_for_byte(results: Sequence[Path], tmp_path: Path):
     results = [results[0], results[2]]
     written = write_report(results, tmp_path / "one")
     assert written[0] == tmp_path / "one" / "index.html"
@@ -91,7 +91,7 @@ def test_a_report_made_twice_is_the_same_bytes(results: Sequence[Path], tmp_path
     assert content(elsewhere / "out") == content(tmp_path / "one")
 
 
-def test_the_page_is_whole_in_itself(results: Sequence[Path], tmp_path: Path):
+def test_the_report_page_is_self_contained(results: Sequence[Path], tmp_path: Path):
     write_report(results, tmp_path / "out")
     page = Page((tmp_path / "out/index.html").read_text(encoding="utf-8"))
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object"})
@@ -114,7 +114,7 @@ def test_the_page_is_whole_in_itself(results: Sequence[Path], tmp_path: Path):
     assert page.all("html") == [{"lang": "en"}]
 
 
-def test_what_comes_from_a_result_is_text(tmp_path: Path):
+def test_text_from_a_result_is_escaped(tmp_path: Path):
     name = "<script>alert('x')</script> & \"co\""
     rows = [replace(row, case=name, kind=name, contender=name) for row in RUN.rows[:1]]
     (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows, command=name).as_dict()))
@@ -124,7 +124,7 @@ def test_what_comes_from_a_result_is_text(tmp_path: Path):
     assert page.text.count(name) >= 2
 
 
-def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
+def test_text_from_a_result_cannot_change_the_output_path(tmp_path: Path):
     rows = [Row(str(at), "k", "x", {"ratio": [2.0]}, {"../../up": at}) for at in (1, 2)]
     (tmp_path / "x.json").write_bytes(json_file(replace(RUN, rows=rows).as_dict()))
     written = write_report([tmp_path / "x.json"], tmp_path / "out")
@@ -132,13 +132,13 @@ def test_what_comes_from_a_result_is_no_path(tmp_path: Path):
     assert all(path.parent == tmp_path / "out" for path in written)
 
 
-def test_results_of_one_name_are_refused(tmp_path: Path):
+def test_results_with_the_same_name_are_rejected(tmp_path: Path):
     (tmp_path / "x.json").write_bytes(json_file(RUN.as_dict()))
     with pytest.raises(InvalidRequest, match="the same name"):
         write_report([tmp_path / "x.json"] * 2, tmp_path / "out")
 
 
-def test_without_matplotlib_it_is_said_what_to_install(
+def test_missing_matplotlib_is_reported_with_install_instructions(
     results: Sequence[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     whole = builtins.__import__
@@ -154,7 +154,7 @@ def test_without_matplotlib_it_is_said_what_to_install(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_that_cannot_be_written_is_one_line(
+def test_an_unwritable_output_is_a_one_line_error(
     results: Sequence[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "file").write_text("")
@@ -163,7 +163,7 @@ def test_an_output_that_cannot_be_written_is_one_line(
         assert capsys.readouterr().err.startswith(f"paceline: cannot write {output}")
 
 
-def test_from_the_command_line(
+def test_works_from_the_command_line(
     results: Sequence[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     command = ["bench", "report", str(results[2]), "--output", str(tmp_path / "out")]

@@ -73,7 +73,7 @@ def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[S
         ("fixed", "none", Sampling()),
     ],
 )
-def test_the_steps_are_those_of_a_real_generation(
+def test_simulated_steps_match_a_real_generation(
     name: str, drafter: str, sampling: Sampling, tmp_path: Path
 ):
     engine, block = ToyEngine(), 16 if name == "auto" else 8
@@ -111,7 +111,7 @@ def test_drafts_continue_after_a_stop_token():
     assert (step.rows, step.step.accepted, step.step.drafted) == (2, 1, 1)
 
 
-def test_figures_of_a_text_that_repeats():
+def test_repetitive_text_gives_known_figures():
     # The prompt says it once; five rows bring five tokens a pass.
     recording = text([1, 2, 3, 4, 5, 6] * 2, [1, 2, 3, 4, 5, 6] * 5)
     found = one(recording, "ngram", CostTable({1: 2.0, 5: 3.0}), max_block=5)
@@ -126,13 +126,13 @@ def test_figures_of_a_text_that_repeats():
     assert found.speed_up == pytest.approx(58 / 17.75)
 
 
-def test_a_longer_context_costs_more():
+def test_a_longer_context_costs_more_in_simulation():
     cost = CostTable({1: 1.0, 8: 1.0}, 0, {1: 0.01, 8: 0.02})
     near, far = (one(text([7] * n, [7, 1, 2, 3]), "none", cost) for n in (1, 6401))
     assert far.plain_seconds - near.plain_seconds == pytest.approx(3 * 64.0, rel=0.01)
 
 
-def test_nothing_is_learnt_from_other_texts_unless_it_is_asked():
+def test_nothing_is_learned_from_other_texts_by_default():
     same = [5, 9, 2, 7, 1, 8, 3, 6]
     texts = [text([1, 2], same), text([3, 4], same)]
     request = check_options({"drafter": "suffix:earlier", "policy": "fixed"})
@@ -151,7 +151,7 @@ def test_nothing_is_learnt_from_other_texts_unless_it_is_asked():
         ]
 
 
-def test_kept_answers_are_counted_once_enough_of_them_were_replayed():
+def test_answer_history_is_used_after_enough_replayed_responses():
     answers = [[start, *range(10, 510)] for start in range(3)]
     texts = [text([1, 2], answer) for answer in answers]
     request = check_options({"drafter": "kept", "policy": "fixed"})
@@ -163,7 +163,7 @@ def test_kept_answers_are_counted_once_enough_of_them_were_replayed():
     assert not any(each.counters.drafted for each in apart)
 
 
-def test_a_prediction_is_drafted_from_as_in_a_real_request():
+def test_a_simulated_prediction_drafts_as_in_a_real_request():
     same = [5, 9, 2, 7, 1, 8, 3, 6]
     guessed = Recording("one", "any", [1, 2], same, prediction=same)
     assert one(guessed, "suffix").counters.drafted_by == {"prediction": 6}

@@ -40,12 +40,12 @@ def simulated(texts: Path, *, cost: str = "1=2,5=3", **options: Any) -> Report:
     return report_of(command.simulate, never, texts=[texts], comparison=comparison, cost=cost)
 
 
-def test_texts_that_take_longer_than_plain_decoding_are_counted(texts: Path):
+def test_outputs_slower_than_plain_decoding_are_counted(texts: Path):
     (found,) = simulated(texts, cost="1=2,5=30").value["summary"].values()
     assert (found["slower"], found["expected_worst"] < 1) == (1, True), "the others have no draft"
 
 
-def test_a_report_has_the_figures_of_each_kind_and_of_all(texts: Path):
+def test_a_simulation_report_has_figures_per_kind_and_in_total(texts: Path):
     report = simulated(texts, drafters=["ngram", "suffix"])
     record = parse_record(json.loads(json.dumps(report.value)), "this")
     assert record.kind == "simulate"
@@ -70,7 +70,7 @@ def test_a_report_has_the_figures_of_each_kind_and_of_all(texts: Path):
         assert all(len(row) == len(head) for row in rows)
 
 
-def test_texts_are_a_row_for_each_kind(texts: Path):
+def test_texts_are_listed_per_kind(texts: Path):
     record = parse_record(simulated(texts).value, "this")
     assert [(row.case, row.kind, row.contender) for row in record.rows] == [
         ("1 texts", "code", PLAIN),
@@ -81,7 +81,7 @@ def test_texts_are_a_row_for_each_kind(texts: Path):
     assert [row.facts["tokens"] for row in record.rows] == [30, 30, 6, 6]
 
 
-def test_a_table_needs_no_model(texts: Path, toy_table: Path):
+def test_simulating_a_table_needs_no_model(texts: Path, toy_table: Path):
     report = simulated(texts, drafters=[f"table:{toy_table}"])
     record = parse_record(report.value, "this")
     assert record.contenders[1] == f"table:{toy_table.name}, fixed 5"
@@ -98,7 +98,7 @@ def test_a_table_needs_no_model(texts: Path, toy_table: Path):
         ({"cost": "1=-3"}, "expected .*milliseconds by rows"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(texts: Path, options: Any, message: str):
+def test_unsupported_drafters_are_rejected_in_simulation(texts: Path, options: Any, message: str):
     with pytest.raises(InvalidRequest, match=message) as raised:
         simulated(texts, **options)
     assert "\n" not in str(raised.value)
@@ -108,7 +108,9 @@ def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
 
 
-def test_the_command(texts: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_simulate_command_prints_a_report(
+    texts: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     out = tmp_path / "out.json"
     common = ("bench", "simulate", "--texts", texts, "--cost", "zaya", "--quiet")
     assert run(*common, "--drafter", "suffix", "--block", 5, "--output", out) == 0
@@ -128,7 +130,7 @@ def test_the_command(texts: Path, cache: Path, tmp_path: Path, capsys: pytest.Ca
         (("--texts", "nowhere.jsonl", "--cost", "zaya"), "cannot read nowhere.jsonl"),
     ],
 )
-def test_a_mistake_is_one_line(
+def test_simulate_errors_are_one_line(
     arguments: tuple[str, ...], message: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert run("bench", "simulate", *arguments) == 2
@@ -137,7 +139,7 @@ def test_a_mistake_is_one_line(
     assert said.count("\n") == 1
 
 
-def test_costs_of_this_machine_are_the_models(
+def test_simulation_uses_the_models_costs_on_this_machine(
     texts: Path,
     cache: Path,
     tiny_files: ModelFiles,

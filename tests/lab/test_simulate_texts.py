@@ -34,7 +34,7 @@ def lines(path: Path, *entries: Any) -> Path:
     return path
 
 
-def test_token_ids_are_taken_as_they_are(alone: Texts, tmp_path: Path):
+def test_token_ids_are_used_unchanged(alone: Texts, tmp_path: Path):
     path = lines(
         tmp_path / "a.jsonl",
         {"prompt": [1, 2], "answer": [3, 4], "id": "x", "kind": "chat"},
@@ -47,9 +47,7 @@ def test_token_ids_are_taken_as_they_are(alone: Texts, tmp_path: Path):
     assert len({recording.id for recording in again}) == 4, "no two have one name"
 
 
-def test_text_is_made_tokens_of_as_for_a_request(
-    texts: Texts, tiny_files: ModelFiles, tmp_path: Path
-):
+def test_text_is_tokenized_as_for_a_request(texts: Texts, tiny_files: ModelFiles, tmp_path: Path):
     tokenizer, template = tiny_files.tokenizer, tiny_files.template
     messages = [{"role": "user", "content": "and the user"}]
     path = lines(
@@ -64,7 +62,7 @@ def test_text_is_made_tokens_of_as_for_a_request(
     assert found[1].prediction == tokenizer.encode("this is")
 
 
-def test_where_an_answer_ended_by_itself_is_known(alone: Texts, tmp_path: Path):
+def test_recordings_know_if_a_response_ended_naturally(alone: Texts, tmp_path: Path):
     path = lines(
         tmp_path / "a.json",
         {"prompt": [1], "answer": [2, 3], "finish": "stop", "max_tokens": 9},
@@ -74,13 +72,13 @@ def test_where_an_answer_ended_by_itself_is_known(alone: Texts, tmp_path: Path):
     assert [each.max_tokens for each in alone.read([path])] == [9, 66, None]
 
 
-def test_answers_that_were_learnt_from(alone: Texts, tmp_path: Path):
+def test_training_responses_are_read_as_recordings(alone: Texts, tmp_path: Path):
     answer = TrainingAnswer(["Hello"], [1], [2, 3], "stop", "free", 7)
     (found,) = alone.read([lines(tmp_path / "answers.jsonl", asdict(answer))])
     assert (found.prompt, found.answer, found.max_tokens) == ([1], [2, 3], 66)
 
 
-def test_a_result_that_kept_its_tokens(alone: Texts, tmp_path: Path):
+def test_a_result_with_token_ids_is_read_as_recordings(alone: Texts, tmp_path: Path):
     facts = {"prompt_token_ids": [1, 2], "token_ids": [3, 4]}
     rows = [
         Row("a", "chat", "plain", {"ratio": [1.0]}, facts=facts),
@@ -108,7 +106,7 @@ def test_a_result_that_kept_its_tokens(alone: Texts, tmp_path: Path):
         ("\xff", "is not UTF-8"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_an_invalid_recording_is_a_one_line_error(
     texts: Texts, tmp_path: Path, content: str, message: str
 ):
     path = tmp_path / "a.jsonl"
@@ -118,6 +116,6 @@ def test_what_is_wrong_is_said_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there(texts: Texts, tmp_path: Path):
+def test_a_missing_recording_file_is_an_error(texts: Texts, tmp_path: Path):
     with pytest.raises(InvalidRequest, match="cannot read"):
         texts.read([tmp_path / "none.jsonl"])

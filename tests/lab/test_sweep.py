@@ -58,7 +58,7 @@ def record_of(report: Report) -> Record:
         (["dflash:/some/where/d"], ["auto:8"], [], ["dflash:d, auto 8"]),
     ],
 )
-def test_every_drafter_meets_every_policy_and_block(
+def test_a_sweep_combines_every_drafter_policy_and_block_size(
     drafters: list[str], policies: list[str], blocks: list[int], names: list[str] | None
 ):
     expected = names or ["suffix, fixed 4", "suffix, kelly 16", "suffix"]
@@ -67,7 +67,7 @@ def test_every_drafter_meets_every_policy_and_block(
     assert found[PLAIN] == {"drafter": "none"}
 
 
-def test_a_sweep_by_length_has_rows_of_all(model: Model):
+def test_a_sweep_by_length_has_rows_for_all(model: Model):
     report = sweep(model, length=[20, 40], drafters=["suffix"], rounds=2)
     assert report.passed
     record = record_of(report)
@@ -84,7 +84,7 @@ def test_a_sweep_by_length_has_rows_of_all(model: Model):
         assert all(len(row) == len(head) for row in rows)
 
 
-def test_a_sweep_by_depth_asks_one_question_of_each_kind(model: Model, suite_file: Path):
+def test_a_sweep_by_depth_has_one_question_per_kind(model: Model, suite_file: Path):
     report = sweep(model, depth=[0, 64], suite=suite_file, limit=2)
     record = record_of(report)
     assert report.passed
@@ -93,9 +93,7 @@ def test_a_sweep_by_depth_asks_one_question_of_each_kind(model: Model, suite_fil
     assert len(record.rows) == 2 * 2 * 2
 
 
-def test_a_sweep_that_was_stopped_goes_on_where_it_was(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_stopped_sweep_resumes(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     output = tmp_path / "result.json"
     whole = Model.generate
     asked = 0
@@ -125,7 +123,7 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(
         ({"policies": ["fixed:99"]}, "max_block is 99"),
     ],
 )
-def test_what_does_not_go_is_refused_before_anything_is_loaded(
+def test_invalid_sweeps_are_rejected_before_loading(
     options: dict[str, Any], reason: str, model: Model
 ):
     load = Loading(model)
@@ -135,7 +133,9 @@ def test_what_does_not_go_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.usefixtures("cache", "tiny_model")
-def test_from_the_command_line(tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_works_from_the_command_line(
+    tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     output = tmp_path / "result.json"
     common = ["bench", "sweep", "--model", str(tiny_gguf), "--max-tokens", "4", "--rounds", "1"]
     common += ["--quiet", "--output", str(output)]
@@ -156,7 +156,7 @@ def test_from_the_command_line(tiny_gguf: Path, tmp_path: Path, capsys: pytest.C
     assert "'x' is not a whole number of 1 or more, nor max" in capsys.readouterr().err
 
 
-def test_the_seeds_tables_have_our_rows_beside_the_published_ones(tmp_path: Path, cache: Path):
+def test_seeds_tables_show_our_rows_next_to_published_ones(tmp_path: Path, cache: Path):
     model = load(write_tiny(tmp_path / "tiny.gguf", fields={"llama.context_length": 4096}))
     report = seeds_report(Loading(model), drafters=["suffix"], rounds=2, progress=QUIET)
     assert report.passed
@@ -182,7 +182,7 @@ def test_the_seeds_tables_have_our_rows_beside_the_published_ones(tmp_path: Path
         seeds_report(Loading(small), drafters=[], rounds=1, progress=QUIET)
 
 
-def test_the_seeds_tables_refuse_options_that_they_have_of_their_own(
+def test_seeds_tables_reject_options_that_they_set_themselves(
     capsys: pytest.CaptureFixture[str],
 ):
     words = ["--policy", "fixed", "--temperature", "1", "--seed", "3", "--max-tokens", "9"]

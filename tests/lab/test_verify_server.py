@@ -141,7 +141,7 @@ def verify(capsys: pytest.CaptureFixture[str], prompts: Path) -> Found:
     return Found(capsys, prompts)
 
 
-def test_a_server_that_always_says_the_same_passes(verify: Found):
+def test_a_deterministic_server_passes(verify: Found):
     with serving(lambda *_: TEXT) as server:
         code, found = verify(server.url)
         assert verify(server.url, "--quick")[1]["prompts"] == 2
@@ -153,7 +153,7 @@ def test_a_server_that_always_says_the_same_passes(verify: Found):
     assert server.asked == 6 + 2 * 2 * 6 + 2 + 2 + 3
 
 
-def test_texts_that_change_in_a_crowd_are_found_and_placed(verify: Found):
+def test_outputs_that_change_under_load_are_located(verify: Found):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
         if server.asked <= 12:  # the first texts, and the next pass alone
             return TEXT
@@ -173,7 +173,7 @@ DRAFTED = {"timings": {"draft_n": 12, "draft_n_accepted": 5}}
 """How llama.cpp and paceline report drafted tokens."""
 
 
-def test_plain_answers_for_which_a_token_was_drafted_fail(verify: Found):
+def test_plain_responses_with_drafted_tokens_fail(verify: Found):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
         server.last = DRAFTED if server.asked == 9 else {}
         return TEXT
@@ -186,7 +186,7 @@ def test_plain_answers_for_which_a_token_was_drafted_fail(verify: Found):
     assert "were drafted for plain answers" in found["warnings"][0]
 
 
-def test_speculation_is_compared_with_a_second_server_that_is_plain(verify: Found):
+def test_speculation_is_compared_with_a_second_plain_server(verify: Found):
     texts = {"first": TEXT}
 
     def speculates(server: FakeServer, _: dict[str, Any]) -> str:
@@ -213,7 +213,7 @@ def test_speculation_is_compared_with_a_second_server_that_is_plain(verify: Foun
     }
 
 
-def test_speculation_that_reports_no_drafted_token_is_a_warning(
+def test_reporting_no_drafted_tokens_is_a_warning(
     verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):
     with serving(lambda *_: TEXT) as server, serving(lambda *_: TEXT) as second:
@@ -229,7 +229,7 @@ def test_speculation_that_reports_no_drafted_token_is_a_warning(
     assert as_served["warnings"] == [], "nothing was to be speculative"
 
 
-def test_our_server_keeps_every_text_with_drafts_and_under_load(tiny_model: Model, verify: Found):
+def test_our_server_changes_no_output_with_drafts_and_under_load(tiny_model: Model, verify: Found):
     with running(tiny_model) as server:
         code, found = verify(f"{server.url}/v1", "--rounds", "1", "--max-tokens", "60")
     assert (code, found["changed"], found["failed"]) == (0, [], [])
@@ -242,7 +242,7 @@ def test_our_server_keeps_every_text_with_drafts_and_under_load(tiny_model: Mode
     assert found["warnings"] == []
 
 
-def test_a_request_that_fails_is_no_changed_text(verify: Found):
+def test_a_failed_request_is_not_a_changed_output(verify: Found):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
         return "" if server.asked == 9 else TEXT
 
@@ -265,7 +265,7 @@ def test_a_request_that_fails_is_no_changed_text(verify: Found):
         ('data: {"error": {"message": "no memory"}}\n\n', "no memory"),
     ],
 )
-def test_a_stream_that_is_no_answer_is_a_failed_request(
+def test_an_invalid_stream_is_a_failed_request(
     stream: str, reason: str, verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
@@ -283,7 +283,7 @@ def test_a_stream_that_is_no_answer_is_a_failed_request(
 
 
 @pytest.mark.parametrize(("more", "requests"), [((), 6 + 2 * (6 + 6)), (("--quick",), 2 + 2 + 3)])
-def test_the_number_of_requests_and_their_time_are_said_before(
+def test_the_number_of_requests_and_their_time_are_announced(
     more: tuple[str, ...], requests: int, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):
     words = ("--suite", str(prompts), "--clients", "3", "--max-tokens", "8")
@@ -295,7 +295,7 @@ def test_the_number_of_requests_and_their_time_are_said_before(
     assert [line for line in said if line.startswith("about 0.0 min more")] == said[2:3]
 
 
-def test_thoughts_are_part_of_the_text(verify: Found):
+def test_reasoning_is_part_of_the_compared_output(verify: Found):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
         thought = "two" if server.asked == 9 else "one"
         delta = {"reasoning_content": thought, "content": "a"}
@@ -309,7 +309,7 @@ def test_thoughts_are_part_of_the_text(verify: Found):
     assert found["changed"] == ["p2 (as served, alone): character 0: 'onea', 'twoa'"]
 
 
-def test_the_key_of_the_environment_is_for_servers_of_this_machine(monkeypatch: pytest.MonkeyPatch):
+def test_the_environments_api_key_is_only_for_local_servers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PACELINE_API_KEY", "secret")
     for url in ("http://127.0.0.1:8000/v1", "http://localhost/v1", "http://[::1]:1/v1"):
         assert key_for(url, None) == "secret"
@@ -338,7 +338,7 @@ def test_the_key_of_the_environment_is_for_servers_of_this_machine(monkeypatch: 
         ({"answer": lambda *_: SILENCE}, [], "no text to compare"),
     ],
 )
-def test_a_users_mistake_is_one_line(
+def test_verify_url_errors_are_one_line(
     server_has: dict[str, Any],
     words: list[str],
     reason: str,
@@ -354,7 +354,7 @@ def test_a_users_mistake_is_one_line(
     assert (said.err.count("\n"), said.out) == (1, "")
 
 
-def test_requests_are_greedy_whatever_the_servers_model_says(tiny_model: Model):
+def test_requests_are_greedy_regardless_of_the_servers_defaults(tiny_model: Model):
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     hot = Defaults(registry={"temperature": 0.9, **dict.fromkeys(penalties, 1.7)})
     messages = [{"role": "user", "content": "the rain"}]
@@ -369,7 +369,7 @@ def test_requests_are_greedy_whatever_the_servers_model_says(tiny_model: Model):
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_a_client_sends_a_request_when_its_last_answer_has_ended(clients: int):
+def test_each_client_sends_its_next_request_after_a_response_ends(clients: int):
     most = 0
 
     def answer(server: FakeServer, _: dict[str, Any]) -> str:

@@ -49,7 +49,7 @@ def opened(checkpoint_of: mlx.Checkpoints) -> mlx.Opened:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """How often models are called, and how often somebody waits for the device."""
+    """Numbers of model calls and of waits for the device."""
     import mlx.core as mx
 
     from paceline_mlx.model import LoadedModel

@@ -1,4 +1,4 @@
-"""Heads compute what was recorded, however their rows come; what their drafters keep of a request.
+"""Heads match recordings for any chunking of rows; state that their drafters keep per request.
 
 Where nothing is recorded, drafts are compared with those of a fresh cache that gets all its rows at
 once.
@@ -65,14 +65,14 @@ def whole_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MIN_CHANCE", 0.0)
 
 
-# -- what a network computes -----------------------------------------------------------------------
+# -- output of the network -------------------------------------------------------------------------
 
 GAPS = (10, 90)
 """Where the halves of 30 rows begin in the last of the recorded drafts."""
 
 
 @pytest.mark.parametrize("form", BLOCKS | CHAINED)
-def test_a_block_is_the_recorded_one(form: str, head_of: Make):
+def test_a_drafted_block_matches_the_recording(form: str, head_of: Make):
     head, recorded = head_of(form), Recorded(form)
     text = head.text(100)
     for at, (length, token, position) in enumerate(recorded["asked"].tolist()):
@@ -88,7 +88,7 @@ def test_a_block_is_the_recorded_one(form: str, head_of: Make):
 
 
 @pytest.mark.parametrize("form", CHAINS)
-def test_a_chain_is_the_recorded_one(form: str, head_of: Make):
+def test_a_drafted_chain_matches_the_recording(form: str, head_of: Make):
     head, recorded = head_of(form), Recorded(form)
     for at, (length, seed) in enumerate(zip((1, 2, 40, 12), recorded["seeds"], strict=True)):
         text = head.text(length, int(seed))
@@ -103,7 +103,7 @@ def test_a_chain_is_the_recorded_one(form: str, head_of: Make):
 @pytest.mark.parametrize(
     "form", ["two layers", "a window shorter than a block", "dflash 2", "eagle3", "qwen3_5"]
 )
-def test_rows_may_come_in_parts_between_drafts_and_after_truncated_ones(form: str, head_of: Make):
+def test_rows_may_arrive_in_chunks_and_after_truncations(form: str, head_of: Make):
     head = head_of(form)
     text, wrong = head.text(100), head.text(30, 9)
     expected = head.drafted(text.rows(), token=7)
@@ -124,7 +124,7 @@ def test_a_sliding_window_masks_earlier_rows(tmp_path: Path):
     head = Head.block(tmp_path, {"windows": (20, 20)})
     text = head.text(60)
     expected = head.drafted(text.rows(), token=3)
-    # The first row of a block at 60 attends to rows from 41 on.
+    # The first row of a block at 60 attends to rows 41 and later.
     text.hidden[:41] += 1
     assert head.drafted(text.rows(), token=3) == expected
     text.hidden[41] += 1
@@ -132,7 +132,7 @@ def test_a_sliding_window_masks_earlier_rows(tmp_path: Path):
 
 
 @pytest.mark.parametrize("window", [1, 64])
-def test_the_option_window_limits_the_context(head_of: Make, window: int):
+def test_the_window_option_limits_the_context(head_of: Make, window: int):
     head = head_of("two layers")
     text, small = head.text(280), Head(head.kind, head.folder, head.config)
     small.network = head.opened(window=window)
@@ -140,7 +140,7 @@ def test_the_option_window_limits_the_context(head_of: Make, window: int):
     assert_same(small.drafted(text.rows(0, 200), text.rows(200), token=3), expected)
 
 
-def test_a_chain_ends_where_it_is_likely_wrong(head_of: Make):
+def test_a_chain_ends_at_an_unlikely_token(head_of: Make):
     for form in ("eagle3", "qwen3_5"):
         head = head_of(form)
         rows, network = head.text(9).rows(), head.network
@@ -151,7 +151,7 @@ def test_a_chain_ends_where_it_is_likely_wrong(head_of: Make):
 
 
 @pytest.mark.parametrize(("bits", "width"), [(8, 192), (4, 96), (8, 72)])
-def test_quantized_weights_equal_the_dequantized(tmp_path: Path, bits: int, width: int):
+def test_quantized_heads_match_dequantized_ones(tmp_path: Path, bits: int, width: int):
     import mlx.core as mx
 
     def dequantized(weight: np.ndarray) -> np.ndarray:
@@ -175,7 +175,9 @@ def test_quantized_weights_equal_the_dequantized(tmp_path: Path, bits: int, widt
 
 
 @pytest.mark.parametrize(("kind", "target"), [("BF16", "float32"), ("F16", "bfloat16")])
-def test_half_precision_weights_are_kept(tmp_path: Path, head_of: Make, kind: str, target: str):
+def test_half_precision_weights_stay_half_precision(
+    tmp_path: Path, head_of: Make, kind: str, target: str
+):
     import mlx.core as mx
 
     head, whole = Head.block(tmp_path, kind=kind), head_of("two layers")
@@ -191,7 +193,9 @@ def test_half_precision_weights_are_kept(tmp_path: Path, head_of: Make, kind: st
 
 
 @pytest.mark.parametrize(("family", "bits"), [("phi3", None), ("llama", 4), ("lfm2", None)])
-def test_the_head_of_some_tokens_has_their_logits(family: str, bits: int | None, tmp_path: Path):
+def test_a_reduced_vocabulary_head_matches_the_full_logits(
+    family: str, bits: int | None, tmp_path: Path
+):
     import mlx.core as mx
 
     from paceline_mlx.model import LoadedModel, load
@@ -233,7 +237,7 @@ def test_the_draft_is_empty_before_hidden_states_are_observed(head: Head):
     assert not drafter.propose(text.tokens, 7).tokens, "nothing was kept"
 
 
-def test_only_kept_rows_become_context_and_an_engine_may_overwrite_its_taps(head: Head):
+def test_only_accepted_rows_become_context_and_taps_may_be_reused(head: Head):
     drafter, text = drafter_of(head), head.text(20)
     shown = text.seen(0, 12)
     drafter.observe(shown)
@@ -271,7 +275,7 @@ def test_observed_blocks_may_have_gaps(head: Head):
 
 
 @pytest.mark.parametrize(("cut", "asked"), [(20, True), (17, False), (30, True), (0, True)])
-def test_the_next_turn_has_the_context_before_the_truncation(head: Head, cut: int, asked: bool):
+def test_the_next_turn_keeps_the_context_before_the_truncation(head: Head, cut: int, asked: bool):
     resources, memory = shared(), DraftKV()
     text, others = head.text(30, 1), head.text(25, 2)
     (first,) = create(head.spec, resources, RequestContext(memory))
@@ -297,7 +301,7 @@ def test_the_next_turn_has_the_context_before_the_truncation(head: Head, cut: in
 
 
 @pytest.mark.parametrize("form", ["two layers", "dspark, vanilla", "eagle3"])
-def test_the_cost_is_that_of_the_drafts_so_far(
+def test_the_head_cost_is_measured_from_its_drafts(
     form: str, head_of: Make, monkeypatch: pytest.MonkeyPatch
 ):
     head, times = head_of(form), iter([0.0, 9.0, 10.0, 10.5, 20.0, 21.0])

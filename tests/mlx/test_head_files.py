@@ -1,6 +1,6 @@
-"""The files of heads: what is read of config.json and of the weights, and what names their faults.
+"""Files of heads: fields of config.json, weights, and the errors that name their faults.
 
-Which types a field may have is pydantic's; here is what a config means, and each rule of ours.
+pydantic checks the types of fields; these tests cover their meaning and our own rules.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def opened(folder: Path, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("form", CHAINED)
-def test_a_config_is_read_as_written(tmp_path: Path, form: str):
+def test_a_config_is_read_back(tmp_path: Path, form: str):
     config = tiny_config(**CHAINED[form])
     write_checkpoint(tmp_path, config)
     assert read_block(tmp_path) == config
@@ -73,15 +73,13 @@ _ROPE = {"rope_type": "default", "rope_theta": 2000.0}
     ],
     ids=repr,
 )
-def test_what_a_config_leaves_out_or_says_in_another_way_is_understood(
-    tmp_path: Path, change: Any, expected: Any
-):
+def test_config_defaults_and_variants_are_recognized(tmp_path: Path, change: Any, expected: Any):
     write_checkpoint(tmp_path, CONFIG, change=change)
     assert read_block(tmp_path) == replace(CONFIG, **expected)
 
 
 @pytest.mark.reference
-def test_frequencies_are_those_of_transformers():
+def test_rope_frequencies_match_transformers():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(head_dim=128, rope_parameters={**LLAMA3, "rope_theta": 5e5})
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -91,7 +89,7 @@ def test_frequencies_are_those_of_transformers():
     np.testing.assert_allclose(1 / periods, expected, rtol=1e-6)
 
 
-def test_all_faults_are_named_at_once(tmp_path: Path):
+def test_all_errors_are_reported_together(tmp_path: Path):
     nested = {"target_layer_ids": [], "mask_token_id": None}
     types = {"architectures": ["Qwen3ForCausalLM"], "hidden_size": LEFT_OUT, "block_size": 1}
     types |= {"dflash_config": nested, "rope_scaling": {"rope_type": "yarn"}, "hidden_act": "gelu"}
@@ -133,7 +131,9 @@ def test_all_faults_are_named_at_once(tmp_path: Path):
         ("dspark, vanilla", {"markov_rank": 0}, "needs a markov_rank above 0"),
     ],
 )
-def test_a_contradiction_gets_one_line(tmp_path: Path, form: str, change: Any, fault: str):
+def test_a_contradictory_config_is_a_one_line_error(
+    tmp_path: Path, form: str, change: Any, fault: str
+):
     config = tiny_config(**CHAINED.get(form, {}))
     inner = "dflash_config" if form == "dflash 2" else None
     write_checkpoint(tmp_path, config, change=change, inner=inner)
@@ -147,7 +147,7 @@ def test_a_contradiction_gets_one_line(tmp_path: Path, form: str, change: Any, f
 @pytest.mark.parametrize(
     "written", [{"kind": "BF16"}, {"kind": "F16"}, {"prefix": "model."}, {"files": 3}], ids=repr
 )
-def test_weights_are_read_as_written(tmp_path: Path, written: Any):
+def test_weights_are_read_back(tmp_path: Path, written: Any):
     import mlx.core as mx
 
     more = {"embed_tokens.weight": np.ones((320, 64), np.float32)}  # not the drafter's
@@ -159,7 +159,7 @@ def test_weights_are_read_as_written(tmp_path: Path, written: Any):
         assert np.array_equal(np.array(tensors[name].astype(mx.float32)), rows), name
 
 
-def test_five_faulty_tensors_are_named_and_the_rest_counted(tmp_path: Path):
+def test_five_invalid_tensors_are_named_and_the_rest_counted(tmp_path: Path):
     changed = {
         "fc.weight": LEFT_OUT,
         "hidden_norm.weight": np.full((64,), np.nan, np.float32),
@@ -182,7 +182,7 @@ def test_five_faulty_tensors_are_named_and_the_rest_counted(tmp_path: Path):
 
 
 @pytest.mark.parametrize("end", [None, 4, -1])
-def test_a_folder_without_a_whole_file_is_rejected(tmp_path: Path, end: int | None):
+def test_a_folder_without_complete_weights_is_rejected(tmp_path: Path, end: int | None):
     path = tmp_path / "model.safetensors"
     for kind, name in (("dflash", "block"), ("mtp", "eagle"), ("mtp", "own")):
         if name == "block":
@@ -222,7 +222,7 @@ IDS = "eagle_aux_hidden_state_layer_ids"
         ({"eagle_config": LEFT_OUT, IDS: [1, 4, 6]}, 8, (0, 3, 5)),
     ],
 )
-def test_taps_are_those_of_vllm_and_sglang(
+def test_tap_layers_match_vllm_and_sglang(
     tmp_path: Path, change: dict[str, Any], layers: int, taps: tuple[int, ...]
 ):
     write_head(tmp_path, EAGLE, change={**change, "rope_scaling": LLAMA3})
@@ -230,7 +230,7 @@ def test_taps_are_those_of_vllm_and_sglang(
     assert (config.taps, config.llama3_rope) == (taps, Llama3Rope(8.0, 1.0, 4.0, 8192))
 
 
-def test_a_head_of_deepspec_names_its_target_and_uses_its_ends(tmp_path: Path):
+def test_a_deepspec_head_names_its_target_and_uses_its_embeddings(tmp_path: Path):
     copies = {"lm_head.weight": np.ones((320, 64)), "embed_tokens.weight": np.ones((320, 64))}
     write_head(tmp_path, HeadForm(deepspec=True), tensors=copies)
     config = read_config(tmp_path, lambda: 2)
@@ -239,7 +239,7 @@ def test_a_head_of_deepspec_names_its_target_and_uses_its_ends(tmp_path: Path):
     assert read_facts(tmp_path) == HeadFacts("mtp", "EAGLE-3", 64, 320, 2)
 
 
-def test_the_names_of_speculators_are_read_too(tmp_path: Path):
+def test_speculators_names_are_recognized(tmp_path: Path):
     weights = write_head(tmp_path / "a", EAGLE)
     renamed = {name.replace("midlayer", "layers.0"): rows for name, rows in weights.items()}
     write_head(tmp_path / "b", EAGLE, renamed)
@@ -260,7 +260,7 @@ def test_the_names_of_speculators_are_read_too(tmp_path: Path):
         ({"d2t": np.full(99, 300, np.int64)}, "that ascend and are below 320"),
     ],
 )
-def test_faulty_tensors_are_named(tmp_path: Path, tensors: Mapping[str, Any], fault: str):
+def test_invalid_tensors_are_named(tmp_path: Path, tensors: Mapping[str, Any], fault: str):
     write_head(tmp_path, EAGLE, tensors=tensors)
     with raises(ModelError, fault):
         opened(tmp_path, "mtp")
@@ -298,7 +298,7 @@ def test_an_unsupported_head_or_model_is_rejected(
     assert form is EAGLE or "MTP head" in str(caught.value)
 
 
-def test_a_checkpoint_with_a_head_is_its_own_drafter_unless_its_tensors_are_missing(tmp_path: Path):
+def test_a_checkpoint_with_a_head_drafts_for_itself_if_its_tensors_exist(tmp_path: Path):
     names = [name for name in write_head(tmp_path, OWN) if name.startswith("mtp.")]
     assert shipped("x", tmp_path, "mlx") == {"mtp": tmp_path}
     assert shipped("x", tmp_path, "llamacpp") == {}
@@ -320,7 +320,7 @@ def test_a_checkpoint_with_a_head_is_its_own_drafter_unless_its_tensors_are_miss
 # -- which head a folder has -----------------------------------------------------------------------
 
 
-def test_another_architecture_is_no_head_and_a_faulty_head_is_refused(tmp_path: Path):
+def test_an_unknown_architecture_has_no_head_and_an_invalid_head_is_rejected(tmp_path: Path):
     for name in ("Gemma4DSparkModel", "Qwen3ForCausalLM", 5):
         write_config(tmp_path, {"architectures": [name]})
         assert read_facts(tmp_path) is None

@@ -1,4 +1,4 @@
-"""Heads of a loaded model, and the engine opened again for the hidden states that they read."""
+"""Draft heads of a loaded model, and reopening the engine for their hidden states."""
 
 from contextlib import closing
 from pathlib import Path
@@ -87,20 +87,20 @@ def test_drafters_named_when_loading_get_their_taps(checkpoint: Path, dflash: st
     assert model.engine is engine
 
 
-def test_a_head_that_is_not_there_is_rejected_when_loading(checkpoint: Path, tmp_path: Path):
+def test_a_missing_head_is_rejected_when_loading(checkpoint: Path, tmp_path: Path):
     with pytest.raises(InvalidRequest, match=r"dflash:NAME"):
         load(checkpoint, engine="mlx", drafters=("dflash",))
     with pytest.raises(ModelError, match=r"config\.json"):
         load(checkpoint, engine="mlx", drafters=(f"dflash:{tmp_path}",))
 
 
-def test_a_head_in_another_engines_format_is_refused_by_one_line(tiny_gguf: Path, dflash: str):
+def test_a_head_for_another_engine_is_a_one_line_error(tiny_gguf: Path, dflash: str):
     with pytest.raises(ModelError, match="expected a GGUF file") as error:
         load(tiny_gguf, drafters=(dflash,))
     assert "\n" not in str(error.value)
 
 
-def test_the_engine_is_opened_again_once_for_a_drafter_that_needs_more(
+def test_the_engine_reopens_once_for_a_drafter_that_needs_more_taps(
     reopening: Model, opening: Opening, dflash: str
 ):
     before, measured = reopening.engine, reopening.costs
@@ -114,9 +114,7 @@ def test_the_engine_is_opened_again_once_for_a_drafter_that_needs_more(
     assert reopening.costs is not measured
 
 
-def test_layers_that_were_tapped_stay_so(
-    opening: Opening, loaded: Model, tmp_path: Path, dflash: str
-):
+def test_taps_are_kept_once_added(opening: Opening, loaded: Model, tmp_path: Path, dflash: str):
     write_checkpoint(tmp_path, config_for(loaded.engine, taps=(1,)))
     model = Model(loaded.files, opening((1,)), open_with=opening)
     plain(model, drafter=f"dflash:{tmp_path}", max_tokens=5)
@@ -125,7 +123,7 @@ def test_layers_that_were_tapped_stay_so(
     assert opening.asked == [(1,), (0, 1)]
 
 
-def test_while_an_answer_runs_the_engine_is_not_opened_again(
+def test_the_engine_is_not_reopened_during_a_response(
     reopening: Model, opening: Opening, dflash: str
 ):
     refused = pytest.raises(InvalidRequest, match=r"needs hidden states .*; name it when loading")
@@ -165,9 +163,7 @@ def test_a_drafter_for_another_target_is_rejected_and_frees_its_slots(
     assert plain(tapped, max_tokens=5).completion_tokens == 5
 
 
-def test_a_chat_drafted_from_hidden_states_has_the_tokens_of_plain_decoding(
-    tapped: Model, dflash: str
-):
+def test_a_chat_with_hidden_state_drafts_matches_plain_decoding(tapped: Model, dflash: str):
     drafters = [dflash, "none", f"suffix+{dflash}", dflash]
     expected, found = tapped.conversation(), tapped.conversation()
     for turn, drafter in zip([*TURNS, "end"], drafters, strict=True):
@@ -182,7 +178,7 @@ def test_a_chat_drafted_from_hidden_states_has_the_tokens_of_plain_decoding(
     found.close()
 
 
-def test_several_requests_at_once_have_the_tokens_of_plain_decoding(tapped: Model, dflash: str):
+def test_concurrent_requests_match_plain_decoding(tapped: Model, dflash: str):
     expected = [plain(tapped, turn).token_ids for turn in TURNS]
     options: Any = {"raw": True, "max_tokens": 12, "drafter": f"suffix+{dflash},bits=4,window=9"}
     with closing(tapped.open_scheduler()) as scheduler:
@@ -195,7 +191,7 @@ def test_several_requests_at_once_have_the_tokens_of_plain_decoding(tapped: Mode
         assert [request.result().token_ids for request in sent] == expected * 4
 
 
-def test_the_cache_of_a_chats_drafter_goes_back_with_the_chat(tapped: Model, dflash: str):
+def test_a_chats_draft_kv_is_rewound_with_the_chat(tapped: Model, dflash: str):
     options: Any = {"max_tokens": 12, "drafter": dflash, "policy": "fixed"}
     chat = tapped.conversation()
     said(chat.send(TURNS[0], **options))

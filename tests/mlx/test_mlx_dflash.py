@@ -1,4 +1,4 @@
-"""DFlash on a target in MLX: it changes no token, and how often the host waits."""
+"""DFlash on a target in MLX: exactness, and the number of waits of the host."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Target:
         mask = model.embed(mx.array([config.mask_token_id]))
         head = model.head(mx.eye(64).astype(mask.dtype))[:, max({*often}, key=often.count)]
         norm = np.array((head * mx.sign(mask[0]) / mx.abs(head).max()).astype(mx.float32))
-        size = float(mx.abs(mask).mean()) / 2  # what a layer adds to the mask's embedding
+        size = float(mx.abs(mask).mean()) / 2  # a layer's contribution to the mask's embedding
         tensors = {
             name: rows * size
             for name, rows in random_weights(config).items()
@@ -95,7 +95,7 @@ def one(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         ("dflash:bits=4+suffix", "auto", 5),
     ],
 )
-def test_it_changes_no_token(target: Target, spec: str, policy: str, block: int):
+def test_dflash_changes_no_token(target: Target, spec: str, policy: str, block: int):
     asks = [(which, which % len(SAMPLINGS)) for which in range(4)]
     going = [
         generation(
@@ -125,7 +125,7 @@ def test_taps_stay_on_the_device(one: Target, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Waits for arrays that are not computed: by mx.eval, or by a read on the host."""
+    """Count waits for arrays that are not computed: by mx.eval, or by a read on the host."""
     import io
 
     import mlx.core as mx
@@ -174,7 +174,7 @@ class Steps:
 
 
 @pytest.mark.parametrize(("policy", "requests"), [("fixed", 1), ("kelly", 3), ("auto", 3)])
-def test_a_step_waits_once_and_twice_if_the_policy_reads_drafts(
+def test_a_step_syncs_once_or_twice_if_the_policy_reads_drafts(
     one: Target, waits: list[str], policy: str, requests: int
 ):
     going = [

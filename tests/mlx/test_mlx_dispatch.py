@@ -1,6 +1,6 @@
-"""Kernels of Apple GPUs, simulated: decoding has the same bits plain and in blocks, or no rules.
+"""Simulated kernels of Apple GPUs: blocks are bit-identical to plain decoding, or have no rules.
 
-Without MLX. Positions are those around each number of keys at which a kernel changes, and samples
+Without MLX. Positions are those around each number of keys where a kernel changes, and samples
 between; for some models all up to 66,000.
 """
 
@@ -52,7 +52,7 @@ def differing(chip: Chip, shape: Shape, rules: RowRules, where: list[range]) -> 
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_plain_and_drafted_decoding_take_the_same_kernels_on_every_chip(name: str):
+def test_plain_and_speculative_decoding_use_the_same_kernels_on_every_chip(name: str):
     shape = SHAPES[name]
     for chip in CHIPS:
         rules = metal.chosen(chip, shape, CONTEXT)
@@ -61,7 +61,7 @@ def test_plain_and_drafted_decoding_take_the_same_kernels_on_every_chip(name: st
 
 
 @pytest.mark.parametrize("name", ["gqa 8", "window 512"])
-def test_plain_and_drafted_decoding_take_the_same_kernels_at_every_position(name: str):
+def test_plain_and_speculative_decoding_use_the_same_kernels_at_every_position(name: str):
     chip, shape = Chip("s", 17), SHAPES[name]
     rules = metal.chosen(chip, shape, CONTEXT)
     assert rules is not None
@@ -69,7 +69,7 @@ def test_plain_and_drafted_decoding_take_the_same_kernels_at_every_position(name
 
 
 @pytest.mark.parametrize("context", [16, 512, 1024, 1050, 4096, 32768])
-def test_rules_of_a_short_context_hold_up_to_its_end(context: int):
+def test_row_rules_of_a_short_context_hold_up_to_its_end(context: int):
     for letter, gqa in (("g", 1), ("s", 8), ("d", 4)):
         chip, shape = Chip(letter, 15), SHAPES[f"gqa {gqa}"]
         rules = metal.chosen(chip, shape, context)
@@ -78,7 +78,7 @@ def test_rules_of_a_short_context_hold_up_to_its_end(context: int):
         assert differing(chip, shape, rules, [near for near in where if near]) == []
 
 
-def test_common_models_have_rules_that_let_them_speculate():
+def test_common_models_have_row_rules_that_allow_speculation():
     expected = {
         "gqa 4": (2, 8),
         "gqa 5": (2, 6),
@@ -94,7 +94,7 @@ def test_common_models_have_rules_that_let_them_speculate():
 
 
 @pytest.mark.parametrize("name", ["gqa 4", "gqa 4, bf16", "wide"])
-def test_products_of_several_sequences_up_to_the_chosen_rows_take_one_kernel(name: str):
+def test_batched_matmuls_up_to_the_chosen_rows_use_one_kernel(name: str):
     shape = SHAPES[name]
     for chip in CHIPS:
         rows = metal.chosen(chip, shape, 4000).decode
@@ -114,7 +114,7 @@ def test_products_of_several_sequences_up_to_the_chosen_rows_take_one_kernel(nam
 
 
 @pytest.mark.parametrize("letter", ["g", "s", "d"])
-def test_without_cuts_at_thresholds_rows_differ_and_the_probe_finds_no_rules(
+def test_without_splits_at_thresholds_rows_differ_and_no_rules_are_found(
     letter: str, monkeypatch: pytest.MonkeyPatch
 ):
     chip, shape = Chip(letter, 17), SHAPES["gqa 4"]
@@ -125,7 +125,7 @@ def test_without_cuts_at_thresholds_rows_differ_and_the_probe_finds_no_rules(
     assert metal.chosen(chip, shape, CONTEXT) is None
 
 
-def test_a_kernel_of_one_row_at_8_192_keys_is_found_by_calls_of_attention_alone():
+def test_the_single_row_kernel_at_8_192_keys_is_found_by_probing_attention():
     chip, shape = Chip("g", 13), SHAPES["gqa 8"]
     rules = metal.chosen(chip, shape, 8000)
     assert rules is not None and rules.decode == (1, 4)
@@ -133,7 +133,7 @@ def test_a_kernel_of_one_row_at_8_192_keys_is_found_by_calls_of_attention_alone(
     assert metal.chosen(chip, shape, CONTEXT).decode == (2, 4)
 
 
-def test_products_of_equal_calls_that_may_change_kernels_anywhere_prove_no_rules():
+def test_matmuls_with_unknown_kernel_switches_prove_no_rules():
     shape = Shape(40, 1)  # each call of two rows and more is one of products
     rules = RowRules(RowRange(8, 8), RowRange(8, 8), cuts=THRESHOLDS)
     assert differing(Chip("d", 15), shape, rules, [range(3200, 3300)])
@@ -144,7 +144,7 @@ def test_products_of_equal_calls_that_may_change_kernels_anywhere_prove_no_rules
 
 
 @pytest.mark.parametrize(("window", "step"), [(128, 256), (512, 128), (1024, 256), (4096, 256)])
-def test_the_slots_that_a_sliding_window_holds_span_no_threshold(window: int, step: int):
+def test_the_slots_of_a_sliding_window_cross_no_threshold(window: int, step: int):
     assert (drop_step(window), drop_step(700)) == (step, None)
     held = range(window + 2, window + BACK + step + MAX_ROWS)
     assert not {*THRESHOLDS} & {*held[1:]}
@@ -167,7 +167,7 @@ class Simulated:
         self._kernel = kernel
 
     def prefill(self, length: int) -> None:
-        """Nothing is kept: a row depends on its position and its call alone."""
+        """Do nothing: a row depends only on its position and its forward pass."""
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
         kernel = self._kernel(length, count)
@@ -188,13 +188,13 @@ FEW_CANDIDATES = [
     ("starts", "decode"),
     [((), (1, 16)), ((2,), (2, 16)), ((2, 8), (2, 7)), ((2, 3, 5), (3, 4)), (range(40), (1, 1))],
 )
-def test_the_first_rules_whose_rows_are_equal_are_taken(starts: Any, decode: tuple[int, int]):
+def test_the_first_rules_with_identical_rows_are_chosen(starts: Any, decode: tuple[int, int]):
     rules = measure_rules(Simulated(by_size(*starts)), FEW_CANDIDATES)
     assert rules is not None
     assert rules.decode == decode
 
 
-def test_rows_are_compared_after_every_context_in_calls_of_each_size():
+def test_rows_are_compared_after_every_context_and_for_each_pass_size():
     def kernel(keys: int, rows: int) -> int:
         return int(keys > 500 and rows == 6)
 
@@ -204,7 +204,7 @@ def test_rows_are_compared_after_every_context_in_calls_of_each_size():
     assert measure_rules(prober, FEW_CANDIDATES[1:3]) is None
 
 
-def test_rows_that_depend_on_their_place_in_a_call_have_no_rules():
+def test_rows_that_depend_on_their_index_have_no_rules():
     class Placed(Simulated):
         def rows(self, length: int, count: int, outputs: int) -> Logits:
             return super().rows(length, count, outputs) + np.arange(outputs)[:, None] * (count == 8)

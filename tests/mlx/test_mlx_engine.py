@@ -1,4 +1,4 @@
-"""The engine for mlx-lm's models: against transformers, what it asks of MLX, and its taps."""
+"""The engine for mlx-lm's models: against transformers, its calls of MLX, and its taps."""
 
 import gc
 import importlib
@@ -27,7 +27,7 @@ RECURRENT = ["lfm2", "qwen3_5"]
 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
-def test_rows_are_those_of_transformers(
+def test_mlx_rows_match_transformers(
     family: str, opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
 ):
     expected = mlx.reference_logits(checkpoint_of(family), family, TEXT)
@@ -38,7 +38,7 @@ def test_rows_are_those_of_transformers(
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_rows_of_a_quantized_model_are_those_of_mlx_lm(
+def test_quantized_rows_match_mlx_lm(
     family: str, bits: int, checkpoint_of: mlx.Checkpoints, tmp_path: Path
 ):
     import mlx.core as mx
@@ -58,7 +58,7 @@ def test_rows_of_a_quantized_model_are_those_of_mlx_lm(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, checkpoint_of: mlx.Checkpoints):
+def test_a_16_bit_model_returns_float32_rows(dtype: str, checkpoint_of: mlx.Checkpoints):
     folder = checkpoint_of("llama", dtype=dtype)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512, taps=(0,)))
     with closing(engine.open()) as sequence:
@@ -66,13 +66,13 @@ def test_a_model_of_16_bits_gives_rows_of_float32(dtype: str, checkpoint_of: mlx
         best = engine.step([(sequence, Block(TEXT, 40, best=True))]).best[0]
     assert result.logits[0].dtype == result.taps[0]["tap.0"].dtype == np.float32
     assert best is not None
-    # Of equals, of which there are some in 16 bits, the first.
+    # The first of equal scores, which occur in 16 bits.
     assert np.array_equal(best.tokens, result.logits[0].argmax(axis=1))
     assert np.array_equal(best.scores, result.logits[0].max(axis=1))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
-def test_the_best_are_the_highest_of_all_logits(opened: mlx.Opened, rows: int):
+def test_best_tokens_match_the_argmax_of_all_logits(opened: mlx.Opened, rows: int):
     engine = opened("qwen3", rules=mlx.rules(2, 8))
     whole = rows_of(engine, TEXT, [40])
     with closing(engine.open()) as one, closing(engine.open()) as other:
@@ -87,7 +87,9 @@ def test_the_best_are_the_highest_of_all_logits(opened: mlx.Opened, rows: int):
 
 
 @pytest.mark.parametrize(("family", "reads"), [("phi3", 16), ("lfm2", 1), ("lfm2", 7)])
-def test_a_prompt_may_be_read_in_calls_of_any_length(family: str, reads: int, opened: mlx.Opened):
+def test_a_prompt_may_be_prefilled_in_passes_of_any_length(
+    family: str, reads: int, opened: mlx.Opened
+):
     expected = rows_of(opened(family), TEXT, [40])
     engine = opened(family, rules=mlx.rules(2, 8, prefill=reads))
     with closing(engine.open()) as sequence:
@@ -102,7 +104,7 @@ def test_a_prompt_may_be_read_in_calls_of_any_length(family: str, reads: int, op
 
 @pytest.mark.parametrize("rows", [(1, 32), (2, 8), (8, 8)], ids=str)
 @pytest.mark.parametrize("family", mlx.FAMILIES)
-def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
+def test_a_rejected_block_is_not_recomputed_and_a_step_syncs_once(
     family: str, rows: tuple[int, int], opened: mlx.Opened, calls: dict[str, int]
 ):
     engine = opened(family, mlx.rules(*rows))
@@ -122,10 +124,10 @@ def test_a_rejected_block_is_not_run_again_and_a_step_waits_once(
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-def test_going_back_computes_no_projection_again(
+def test_a_rewind_recomputes_no_projection(
     family: str, opened: mlx.Opened, monkeypatch: pytest.MonkeyPatch
 ):
-    # What is not needed is called, but never evaluated; what is evaluated is in these graphs.
+    # Unneeded modules are called but never evaluated; these graphs have the evaluated ones.
     import mlx.core as mx
     from mlx import nn
 
@@ -149,7 +151,7 @@ def test_going_back_computes_no_projection_again(
 
 
 @pytest.mark.parametrize("family", RECURRENT)
-def test_a_recurrence_goes_back_further_by_running_tokens_again(
+def test_a_recurrent_state_rewinds_further_by_recomputing_tokens(
     family: str, opened: mlx.Opened, calls: dict[str, int]
 ):
     engine = opened(family, rules=mlx.rules(1, 8, prefill=8))
@@ -169,18 +171,18 @@ def test_a_recurrence_goes_back_further_by_running_tokens_again(
             assert other.length == 8
 
 
-def test_few_states_of_recurrences_are_kept(opened: mlx.Opened):
+def test_few_recurrent_states_are_kept(opened: mlx.Opened):
     engine = opened("lfm2", rules=mlx.rules(1, 8, prefill=2))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT, 1, prefill=True))])
         sequence.commit(40)
         with closing(sequence.fork(10)) as other:
-            assert other.length == 0  # only what is near the end is kept
+            assert other.length == 0  # only slots near the end are kept
         with closing(sequence.fork(37)) as other:
             assert other.length == 36
 
 
-def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Checkpoints):
+def test_a_sliding_window_advances_and_keeps_the_keys_it_needs(checkpoint_of: mlx.Checkpoints):
     long = np.random.default_rng(0).integers(0, mlx.VOCAB, 900).tolist()
     folder = checkpoint_of("gemma3", max_position_embeddings=1024)
     engine = MlxEngine(folder, 1024, EngineSettings(cache_tokens=4096), rules=mlx.rules(1, 32))
@@ -208,14 +210,14 @@ def test_a_window_moves_on_and_keeps_what_its_rows_need(checkpoint_of: mlx.Check
 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
-def test_every_number_of_rows_agrees_here(family: str, opened: mlx.Opened):
+def test_every_number_of_rows_is_bit_identical_on_this_machine(family: str, opened: mlx.Opened):
     engine = opened(family, None)
     assert engine.rules == mlx.rules(1, 32, together=32)
     assert engine.describe()["rows"] == "decode 1-32, prefill 1-512, 32 of several sequences"
     assert all(compared.holds for compared in measure_invariance(engine).values())
 
 
-def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
+def test_a_single_row_setting_skips_probing_and_padding(
     checkpoint_of: mlx.Checkpoints, calls: dict[str, int]
 ):
     settings = EngineSettings(cache_tokens=512, min_rows=1)
@@ -227,7 +229,7 @@ def test_with_one_row_nothing_is_asked_and_nothing_filled_up(
 # -- life ------------------------------------------------------------------------------------------
 
 
-def test_the_engine_may_be_driven_by_another_thread(opened: mlx.Opened):
+def test_another_thread_may_drive_the_engine(opened: mlx.Opened):
     engine = opened("qwen3_5", taps=(0,))
     expected = rows_of(engine, TEXT, [40])
     results: list[Any] = []
@@ -252,7 +254,7 @@ def test_the_engine_may_be_driven_by_another_thread(opened: mlx.Opened):
                 assert np.array_equal(step(engine, one, TEXT[20:]), expected[20:])
 
 
-def test_a_call_that_fails_leaves_its_sequences_as_they_were(
+def test_a_failed_forward_pass_leaves_its_sequences_unchanged(
     opened: mlx.Opened, monkeypatch: pytest.MonkeyPatch
 ):
     import mlx.core as mx
@@ -276,7 +278,7 @@ def test_a_call_that_fails_leaves_its_sequences_as_they_were(
         assert np.array_equal(step(engine, sequence, TEXT[20:30]), expected[20:30])
 
 
-def test_a_fork_that_finds_no_room_shares_nothing(checkpoint_of: mlx.Checkpoints):
+def test_a_fork_without_free_slots_shares_nothing(checkpoint_of: mlx.Checkpoints):
     engine = MlxEngine(checkpoint_of("llama"), mlx.CONTEXT, EngineSettings(cache_tokens=64))
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT, 1, prefill=True))])
@@ -289,7 +291,7 @@ def test_a_fork_that_finds_no_room_shares_nothing(checkpoint_of: mlx.Checkpoints
     assert whole.free_slots == 320, "a context, in whole blocks"
 
 
-def test_threads_layers_that_are_not_there_and_strange_sequences_are_refused(
+def test_unsupported_threads_layers_and_sequences_are_rejected(
     opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
 ):
     with raises(InvalidRequest, "threads"):
@@ -303,7 +305,7 @@ def test_threads_layers_that_are_not_there_and_strange_sequences_are_refused(
 
 
 @pytest.mark.parametrize("family", mlx.FAMILIES)
-def test_taps_are_the_hidden_states_of_transformers(
+def test_taps_match_transformers_hidden_states(
     family: str, opened: mlx.Opened, checkpoint_of: mlx.Checkpoints
 ):
     expected = mlx.reference_taps(checkpoint_of(family), family, TEXT)[0]
@@ -319,7 +321,9 @@ def test_taps_are_the_hidden_states_of_transformers(
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_one_model_is_heard_and_it_goes_when_its_engine_goes(family: str, opened: mlx.Opened):
+def test_taps_affect_only_their_model_and_it_is_freed_with_its_engine(
+    family: str, opened: mlx.Opened
+):
     before = opened(family)
     module = importlib.import_module(f"mlx_lm.models.{family}")
     kind = {"llama": "TransformerBlock", "lfm2": "Lfm2DecoderLayer"}[family]

@@ -1,4 +1,4 @@
-"""Checkpoints opened as a user does, with `engine="mlx"`: what is answered, and what is refused."""
+"""Checkpoints opened like a user does, with `engine="mlx"`: responses and errors."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def without_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.mlx
 @pytest.mark.usefixtures("cache")
-def test_a_checkpoint_answers_and_drafting_changes_nothing(folder: Path):
+def test_a_checkpoint_generates_the_same_with_and_without_drafts(folder: Path):
     model = paceline.load(folder, engine="mlx", cache_tokens=1024)
     prompt = "abcabcabcabc"
     plain = model.generate(prompt, raw=True, max_tokens=24, drafter="none")
@@ -52,7 +52,7 @@ def test_a_checkpoint_answers_and_drafting_changes_nothing(folder: Path):
 
 
 @pytest.mark.mlx
-def test_the_command_line_takes_a_checkpoint(
+def test_the_command_line_accepts_a_checkpoint(
     folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     asked = ["--model", str(folder), "--engine", "mlx", "--raw", "--max-tokens", "8", "--json"]
@@ -62,7 +62,7 @@ def test_the_command_line_takes_a_checkpoint(
 
 
 @pytest.mark.mlx
-def test_a_smaller_one_drafts_for_it(folder: Path, cache: Path):
+def test_a_smaller_checkpoint_drafts_for_a_larger_one(folder: Path, cache: Path):
     model = paceline.load(folder, engine="mlx", cache_tokens=1024)
     plain = model.generate("abcabc", raw=True, max_tokens=12, drafter="none")
     for drafter in (f"model:{folder}@mlx", f"ahead:model:{folder}@mlx"):
@@ -96,7 +96,7 @@ def cut(path: Path) -> None:
     ],
     ids=["words", "weights", "kind", "none", "width", "layers", "code", "context", "cut off"],
 )
-def test_a_checkpoint_that_cannot_be_run_is_refused_in_a_line(
+def test_an_unsupported_checkpoint_is_a_one_line_error(
     elsewhere: Path, spoil: Callable[[Path], object], cause: str
 ):
     spoil(elsewhere)
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_cannot_be_run_is_refused_in_a_line(
 
 
 @pytest.mark.mlx
-def test_a_cache_that_cannot_go_back_is_refused(folder: Path):
+def test_a_cache_without_rewind_is_rejected(folder: Path):
     from mlx import nn
 
     from paceline_mlx.model import LoadedModel
@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_go_back_is_refused(folder: Path):
 
 
 @pytest.mark.usefixtures("without_mlx")
-def test_without_mlx_lm_a_line_says_how_to_get_it(
+def test_missing_mlx_lm_is_reported_with_install_instructions(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     how = f"the engine mlx needs mlx-lm; install it with `{pip_install('mlx')}`"
@@ -140,7 +140,7 @@ def test_without_mlx_lm_a_line_says_how_to_get_it(
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_model_of_another_form_is_for_another_engine_and_a_wrong_name_for_none(
+def test_mlx_rejects_other_formats_and_unknown_engines_are_named(
     tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # Which is found out before anything is run, so mlx-lm may as well be missing.

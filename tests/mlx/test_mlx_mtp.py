@@ -1,4 +1,4 @@
-"""`mtp` with targets whose next token the head knows; the head inside a Qwen3.5 checkpoint."""
+"""`mtp` with targets that a perfect head predicts; the built-in head of a Qwen3.5 checkpoint."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -60,7 +60,7 @@ def with_head(folder: Path, weights: dict[str, np.ndarray], **tensors: np.ndarra
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose model repeats rounds of eight tokens, without a head that knows it."""
+    """A checkpoint whose model repeats rounds of eight tokens, without a head for them."""
     rounds, none = Rounds(mlx.VOCAB), np.zeros(1)
     return with_head(
         tmp_path_factory.mktemp("rounds") / "model",
@@ -91,7 +91,7 @@ EARLY = replace(EAGLE, taps=(0,))
 
 
 def answers_in_rounds(engine: Any, spec: str, shared: DrafterResources, block: int) -> list[Any]:
-    """Answers of a target that repeats rounds of eight tokens; the test fails if one is wrong.
+    """Return responses of a target that repeats rounds of eight tokens; fail if one is wrong.
 
     The prompts have several lengths, are cut into chunks of several sizes, and share their calls.
     """
@@ -116,7 +116,7 @@ def answers_in_rounds(engine: Any, spec: str, shared: DrafterResources, block: i
 
 @pytest.mark.parametrize("reads", ["hidden", "token"])
 @pytest.mark.parametrize("form", [EAGLE, EARLY, FORM], ids=["eagle3", "eagle3 early", "qwen3_5"])
-def test_all_drafts_of_a_perfect_head_are_accepted(
+def test_a_perfect_head_is_always_accepted(
     engine: Any, target: Path, tmp_path: Path, form: HeadForm, reads: str
 ):
     write_head(tmp_path, form, perfect_weights(form, Rounds(mlx.VOCAB), reads=reads))
@@ -126,7 +126,7 @@ def test_all_drafts_of_a_perfect_head_are_accepted(
             assert one.counters.steps == -(-(LENGTH - 1) // block)
 
 
-def test_a_cut_vocabulary_drafts_its_tokens_alone(engine: Any, target: Path, tmp_path: Path):
+def test_a_reduced_vocabulary_drafts_only_its_tokens(engine: Any, target: Path, tmp_path: Path):
     write_head(tmp_path / "own", FORM, perfect_weights(FORM, Rounds(mlx.VOCAB), reads="token"))
     write_head(tmp_path / "eagle", EAGLE)
     shared = resources(engine, target)
@@ -136,7 +136,7 @@ def test_a_cut_vocabulary_drafts_its_tokens_alone(engine: Any, target: Path, tmp
         create(f"mtp:{tmp_path}/eagle,vocab=64", shared)
 
 
-def test_all_drafts_of_the_targets_own_distribution_are_accepted(
+def test_drafts_from_the_targets_distribution_are_always_accepted(
     engine: Any, target: Path, tmp_path: Path
 ):
     # The head's logits are the target's, and at this temperature the best token is seldom picked.
@@ -166,7 +166,7 @@ OPTIONS: dict[str, Any] = {"raw": True, "max_tokens": 16}
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_model_answers_with_its_own_head(model: Model):
+def test_a_model_drafts_with_its_built_in_head(model: Model):
     assert model.engine.taps == (1,), "auto has it, so the engine was opened for it"
     plain = [model.generate(text, drafter="none", **OPTIONS).token_ids for text in TEXTS]
     drafted = 0

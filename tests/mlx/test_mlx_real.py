@@ -1,4 +1,4 @@
-"""The default model itself, as mlx-lm converts it. MLX's CPU build takes seconds for a sentence."""
+"""The default model, converted by mlx-lm. MLX's CPU build takes seconds per sentence."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_speculation_gives_the_tokens_of_the_plain_run(checkpoint: Path, tmp_path: Path):
+def test_speculation_matches_the_plain_run(checkpoint: Path, tmp_path: Path):
     from mlx_lm.convert import convert
 
     convert(str(checkpoint), str(tmp_path / "converted"), quantize=True)
@@ -49,5 +49,5 @@ def test_speculation_gives_the_tokens_of_the_plain_run(checkpoint: Path, tmp_pat
     assert run(engine, [copied]) == [expected]
     assert copied.counters.accepted > 0
     assert copied.counters.steps < plain.counters.steps == TOKENS - 1
-    # It is that model, and goes on as a model does that can read.
+    # It is the right model, as its continuation makes sense.
     assert files.tokenizer.decode(plain.answer).startswith(" blue, red")

@@ -1,4 +1,4 @@
-"""Which rows the calls of a model may have, of one sequence and of several.
+"""The rows that a model's forward passes may have, for one sequence and for several.
 
 They are measured of models whose kernels differ.
 """
@@ -29,7 +29,7 @@ from support.mlx_rows import TEXT, step
 pytestmark = pytest.mark.mlx
 
 
-def test_attention_agrees_where_every_call_that_rules_allow_gave_a_position_the_same_bits():
+def test_every_pass_allowed_by_the_rules_gives_identical_attention():
     seen = {
         (1, 0): [b"a"],
         (2, 0): [b"A", b"b"],
@@ -46,7 +46,7 @@ def test_attention_agrees_where_every_call_that_rules_allow_gave_a_position_the_
 
 
 @pytest.mark.parametrize("rows", [RowRange(1, 32), RowRange(2, 4), RowRange(2, 2)])
-def test_each_sequence_has_rows_of_its_range_in_a_call_of_several(rows: RowRange):
+def test_each_sequence_has_valid_rows_in_a_batch(rows: RowRange):
     for total in range(2, 33):
         if counts := shares(rows, total):
             assert sum(counts) == total
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Off = Callable[[int, int], Any]
-"""By how much each row's logits are off: of a call with so many rows behind so many slots."""
+"""(rows of a pass, slots before them) -> error of each row's logits."""
 
 
 def with_kernels(folder: Path, off: Off) -> LoadedModel:
@@ -93,7 +93,7 @@ def with_kernels(folder: Path, off: Off) -> LoadedModel:
     ],
     ids=["above 4", "one, above 8", "all", "place", "far"],
 )
-def test_the_cheapest_row_range_that_agrees_is_chosen(
+def test_the_cheapest_consistent_row_range_is_chosen(
     folder: Path, off: Off, expected: RowRange | None, request: pytest.FixtureRequest
 ):
     # Thousands of slots are read only where kernels of long contexts differ.
@@ -102,7 +102,7 @@ def test_the_cheapest_row_range_that_agrees_is_chosen(
     assert (rules and rules.decode) == expected
 
 
-def test_a_short_context_is_looked_at_as_far_as_it_goes(folder: Path):
+def test_a_short_context_is_probed_to_its_end(folder: Path):
     def far(rows: int, held: int) -> float:
         return 0.01 * (held > 4096 and rows == 1)
 
@@ -111,7 +111,7 @@ def test_a_short_context_is_looked_at_as_far_as_it_goes(folder: Path):
         assert rules is not None and rules.decode == (1, 32)
 
 
-def test_calls_with_the_numbers_that_were_chosen_are_measured_exact(
+def test_forward_passes_with_the_chosen_rows_are_measured_as_exact(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = with_kernels(folder, lambda rows, held: 0.01 * rows)
@@ -123,7 +123,9 @@ def test_calls_with_the_numbers_that_were_chosen_are_measured_exact(
     assert not measure_invariance(engine)[BLOCK_LENGTH].holds
 
 
-def test_where_no_numbers_agree_rows_run_alone(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rows_run_alone_if_no_row_count_is_bit_identical(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
     model = with_kernels(folder, lambda rows, held: 0.01 * np.arange(rows)[:, None])
     monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
     engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
@@ -137,7 +139,7 @@ def test_where_no_numbers_agree_rows_run_alone(folder: Path, monkeypatch: pytest
 
 @pytest.fixture
 def two_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MlxEngine:
-    """Keys and values of calls with more than eight rows are off a little, as on a GPU."""
+    """Keys and values of passes with more than eight rows differ slightly, as on a GPU."""
     import mlx.core as mx
 
     model = LoadedModel(load(folder))
@@ -165,7 +167,7 @@ def decoded(engine: MlxEngine, sequence: Any, tokens: Sequence[int]) -> np.ndarr
     return logits
 
 
-def test_after_a_failed_call_rows_are_run_again_in_the_role_they_had(two_kernels: MlxEngine):
+def test_a_failed_forward_pass_is_repeated_in_the_same_role(two_kernels: MlxEngine):
     text = np.random.default_rng(1).integers(0, mlx.VOCAB, 60).tolist()
     with closing(two_kernels.open()) as one, closing(two_kernels.open()) as other:
         for item in (one, other):
@@ -216,7 +218,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 @pytest.mark.parametrize("rows", [(1, 32), (2, 4)], ids=str)
 @pytest.mark.parametrize("family", mlx.FAMILIES)
-def test_rows_taps_and_later_rows_are_those_of_each_sequence_alone(
+def test_batched_rows_and_taps_match_each_sequence_alone(
     family: str, rows: tuple[int, int], opened: mlx.Opened, together: list[list[int]]
 ):
     engine = opened(family, mlx.rules(*rows, together=16), taps=(0,))
@@ -238,7 +240,7 @@ def test_rows_taps_and_later_rows_are_those_of_each_sequence_alone(
                 sequence.commit(count)
 
 
-def test_products_of_weights_are_computed_once_for_all_sequences(checkpoint_of: mlx.Checkpoints):
+def test_matmuls_run_once_for_all_sequences(checkpoint_of: mlx.Checkpoints):
     import mlx.core as mx
 
     for family, per_sequence in (("llama", 2 * 2), ("lfm2", 2)):
@@ -263,7 +265,7 @@ def flat(value: Any) -> list[Any]:
     return [item for _, item in tree_flatten(value) if isinstance(item, mx.array)]
 
 
-def test_calls_have_as_many_rows_as_were_measured_and_longer_blocks_are_several(
+def test_long_blocks_are_split_into_passes_of_the_measured_rows(
     opened: mlx.Opened, together: list[list[int]]
 ):
     engine = opened("llama", rules=mlx.rules(2, 4, together=9))
@@ -272,7 +274,7 @@ def test_calls_have_as_many_rows_as_were_measured_and_longer_blocks_are_several(
     assert together == [[1, 4], [4, 4]]  # and the last two rows of the second sequence alone
 
 
-def test_without_a_number_each_sequence_has_a_call_of_its_own(
+def test_without_a_measured_limit_each_sequence_runs_alone(
     opened: mlx.Opened, together: list[list[int]]
 ):
     engine = opened("llama", rules=mlx.rules(1, 8))
@@ -286,7 +288,7 @@ def test_without_a_number_each_sequence_has_a_call_of_its_own(
 
 
 def hooked(folder: Path, off: Callable[[int], float]) -> LoadedModel:
-    """A model whose head takes a kernel by the rows of a call; they differ by `off`."""
+    """A model whose output head chooses a kernel by the rows of a pass; they differ by `off`."""
     import mlx.core as mx
 
     module = load(folder)
@@ -307,14 +309,14 @@ def hooked(folder: Path, off: Callable[[int], float]) -> LoadedModel:
         (RowRange(8, 8), lambda rows: 0.01 * (rows > 8), 1),
     ],
 )
-def test_the_most_rows_that_give_the_bits_of_each_sequence_alone_are_chosen(
+def test_the_largest_bit_identical_batch_is_chosen(
     rows: RowRange, off: Callable[[int], float], expected: int, folder: Path
 ):
     assert choose_together(hooked(folder, off), rows, mlx.CONTEXT, Budget()) == expected
     assert expected in (1, *TOTALS)
 
 
-def test_more_rows_than_were_measured_are_found_by_the_measurement_of_the_engine(
+def test_the_engines_own_check_detects_batches_beyond_the_measured_size(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = hooked(folder, lambda rows: 0.01 * (rows > 2))
@@ -326,7 +328,7 @@ def test_more_rows_than_were_measured_are_found_by_the_measurement_of_the_engine
     assert not measure_invariance(engine, (BATCH,))[BATCH].holds
 
 
-def test_a_model_that_looks_at_its_caches_elsewhere_runs_one_sequence_a_call(
+def test_a_model_that_reads_its_caches_elsewhere_runs_one_sequence_per_pass(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     module = load(folder)
@@ -358,7 +360,7 @@ GEMMA_4 = {
 """Its last layers have no cache, and get keys and values of layers before."""
 
 
-def test_a_family_whose_layers_share_keys_shares_calls():
+def test_a_family_with_shared_kv_layers_runs_in_batches():
     import mlx.core as mx
     from mlx_lm.models import gemma4_text
 

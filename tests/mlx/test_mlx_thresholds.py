@@ -40,7 +40,7 @@ MODELS = {
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention is off a little, by the kernel that a Max would take for heads of 128."""
+    """Attention differs slightly by the kernel that a Max chip would use for heads of 128."""
     import mlx.core as mx
 
     original = mx.fast.scaled_dot_product_attention
@@ -61,7 +61,7 @@ def opened(folder: Path, rules: RowRules | None = None) -> MlxEngine:
 
 
 def near_the_threshold(engine: MlxEngine, start: int, cuts: Sequence[int]) -> np.ndarray:
-    """Logits of the rows from START to STOP, run from `start` in blocks of which 2 are rejected."""
+    """Return the logits of rows START to STOP; blocks from `start` have their last 2 rejected."""
     values: dict[int, np.ndarray] = {}
     with closing(engine.open()) as sequence:
         engine.step([(sequence, Block(TEXT[:start], 0, prefill=True))])
@@ -82,9 +82,7 @@ def near_the_threshold(engine: MlxEngine, start: int, cuts: Sequence[int]) -> np
         *(pytest.param(family, marks=pytest.mark.soak) for family in ("lfm2", "qwen3_5")),
     ],
 )
-def test_rows_across_a_threshold_are_those_of_plain_decoding(
-    family: str, checkpoint_of: mlx.Checkpoints
-):
+def test_rows_across_a_threshold_match_plain_decoding(family: str, checkpoint_of: mlx.Checkpoints):
     measured = None if family == "llama" else mlx.rules(3, 8)
     engine = opened(checkpoint_of(family, **MODELS[family]), measured)
     # Of four heads two share keys: beyond 1,024 of them, three rows and more take one kernel.
@@ -95,7 +93,7 @@ def test_rows_across_a_threshold_are_those_of_plain_decoding(
         assert drafted.tobytes() == plain.tobytes(), first
 
 
-def test_a_cache_whose_slots_are_no_function_of_the_position_promises_nothing(
+def test_a_cache_with_slots_independent_of_position_is_not_exact(
     checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline_mlx.probe.kernel_by_position", lambda _: False)
@@ -127,7 +125,7 @@ def planned(kernels: None, monkeypatch: pytest.MonkeyPatch) -> set[Any]:
     return shapes
 
 
-def test_no_shape_is_planned_while_an_answer_is_made(
+def test_no_shape_is_planned_during_a_response(
     checkpoint_of: mlx.Checkpoints, planned: set[Any], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline_mlx.model.plans_shapes", lambda: True)
@@ -142,7 +140,7 @@ def test_no_shape_is_planned_while_an_answer_is_made(
     assert planned == known
 
 
-def test_measurements_end_after_ten_seconds_and_nothing_longer_is_called_exact(
+def test_measuring_ends_after_ten_seconds_and_longer_contexts_are_not_exact(
     checkpoint_of: mlx.Checkpoints, planned: set[Any]
 ):
     said = StringIO()
@@ -153,7 +151,7 @@ def test_measurements_end_after_ten_seconds_and_nothing_longer_is_called_exact(
     assert f"up to {engine.compared_keys} tokens" in said.getvalue()
 
 
-def test_padded_keys_are_not_seen(
+def test_padded_keys_are_masked(
     checkpoint_of: mlx.Checkpoints, monkeypatch: pytest.MonkeyPatch, planned: set[Any]
 ):
     import mlx.core as mx

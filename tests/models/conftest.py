@@ -10,19 +10,19 @@ from support.fake_hub import FakeHub, serving, use_hub
 
 @pytest.fixture(autouse=True)
 def nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No models of other programs: what they have on this machine is none of a test's business."""
+    """Hide the models of other programs on this machine."""
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "no-ollama"))
 
 
 @pytest.fixture
 def exported(tiny_files: ModelFiles, tmp_path: Path) -> Path:
-    """A checkpoint's folder, without weights that could be run."""
+    """A checkpoint's folder without usable weights."""
     return write_checkpoint(tmp_path / "exported", tiny_files)
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub without models: the only one that is asked."""
+    """An empty fake hub, the only one in use."""
     with serving() as hub:
         use_hub(hub, tmp_path / "hub", monkeypatch)
         yield hub

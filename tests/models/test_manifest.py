@@ -1,4 +1,4 @@
-"""Folders of models: their manifests, what is said of others, and files that change."""
+"""Folders of models: their manifests, errors of other folders, and files that change."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def fault_of(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_what_is_written_is_read_back(folder: Path):
+def test_a_manifest_is_read_back(folder: Path):
     manifest = read_manifest(folder)
     assert (manifest.name, manifest.source, manifest.facts) == ("a model", SOURCE, FACTS)
     assert manifest.made_by.startswith("paceline ")
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_back(folder: Path):
     assert changed_files(folder, manifest) == []
 
 
-def test_a_manifest_with_its_facts_beside_the_other_values_is_read(folder: Path):
+def test_a_manifest_with_top_level_facts_is_read(folder: Path):
     content = json.loads((folder / MANIFEST).read_text())
     facts = content.pop("facts")
     content["format"] = content.pop("kind")
@@ -74,7 +74,7 @@ def test_a_manifest_with_its_facts_beside_the_other_values_is_read(folder: Path)
     assert read_manifest(folder).facts == FACTS
 
 
-def test_the_fingerprint_is_that_of_the_weights_alone(folder: Path):
+def test_the_fingerprint_depends_only_on_the_weights(folder: Path):
     before = read_manifest(folder).fingerprint
     (folder / TOKENIZER).write_text("another")
     write_manifest(folder, "another name", {}, FACTS)
@@ -103,7 +103,7 @@ def test_the_fingerprint_is_that_of_the_weights_alone(folder: Path):
         ({"files": {"a/../../b": RECORD}}, "'a/../../b', expected a file in this folder"),
     ],
 )
-def test_a_wrong_value_is_named(values: dict[str, Any], fault: str, folder: Path):
+def test_an_invalid_manifest_value_is_named(values: dict[str, Any], fault: str, folder: Path):
     change(folder, **values)
     assert re.search(fault, fault_of(folder))
 
@@ -122,7 +122,7 @@ def test_a_prepared_folder_is_opened_by_its_manifest(tiny_files: ModelFiles, tin
     assert len(files.fingerprint) == 64
 
 
-def test_the_bytes_of_a_model_are_those_that_its_engine_opens(
+def test_a_models_size_counts_the_files_its_engine_opens(
     tiny_files: ModelFiles, exported: Path, tiny_gguf: Path
 ):
     assert tiny_files.weights_bytes == tiny_gguf.stat().st_size
@@ -135,7 +135,7 @@ def test_the_bytes_of_a_model_are_those_that_its_engine_opens(
     assert open_checkpoint(linked, "m").weights_bytes > size
 
 
-def test_a_hugging_face_checkpoint_comes_with_what_to_use_instead(tmp_path: Path):
+def test_a_hugging_face_checkpoint_error_suggests_an_alternative(tmp_path: Path):
     for name in ("model.safetensors", "config.json", TOKENIZER):
         (tmp_path / name).write_text("{}")
     message = refusal(tmp_path)
@@ -151,12 +151,12 @@ def test_a_hugging_face_checkpoint_comes_with_what_to_use_instead(tmp_path: Path
         ("notes.txt", "is not a model: expected a GGUF file"),
     ],
 )
-def test_a_folder_without_a_model_is_refused_with_advice(tmp_path: Path, file: str, advice: str):
+def test_a_folder_without_a_model_is_rejected_with_advice(tmp_path: Path, file: str, advice: str):
     (tmp_path / file).write_text("GGUF")
     assert advice.format(tmp_path) in refusal(tmp_path)
 
 
-def test_a_gguf_file_that_is_gone_or_not_named_is_an_error(tiny_files: ModelFiles, tmp_path: Path):
+def test_a_missing_or_unnamed_gguf_file_is_an_error(tiny_files: ModelFiles, tmp_path: Path):
     folder = tmp_path / "m"
     shutil.copytree(tiny_files.folder, folder)
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -169,7 +169,7 @@ def test_a_gguf_file_that_is_gone_or_not_named_is_an_error(tiny_files: ModelFile
 
 
 @pytest.mark.parametrize("name", ["config.json", TOKENIZER, "tokenizer_config.json"])
-def test_a_file_that_is_not_what_its_name_says_is_named(name: str, exported: Path):
+def test_a_file_whose_content_contradicts_its_name_is_named(name: str, exported: Path):
     (exported / name).write_text("<html>")
     with raises(ModelError, exported, name):
         open_checkpoint(exported, "m")
@@ -177,7 +177,7 @@ def test_a_file_that_is_not_what_its_name_says_is_named(name: str, exported: Pat
 
 @pytest.fixture
 def prepared(tiny_stored: ModelFiles, tmp_path: Path, cache: Path) -> Path:
-    """A copy of a prepared model that has its weights."""
+    """A copy of a prepared model with its weights."""
     return Path(shutil.copytree(tiny_stored.folder, tmp_path / "copy"))
 
 
@@ -195,13 +195,13 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def reverse_middle(path: Path) -> None:
-    """Reverse a part in the middle of a file, which keeps its size."""
+    """Reverse a part in the middle of a file without changing its size."""
     content = path.read_bytes()
     third = len(content) // 3
     path.write_bytes(content[:third] + content[third : 2 * third][::-1] + content[2 * third :])
 
 
-def test_changed_weights_of_the_same_size_are_one_error_that_says_what_to_do(
+def test_changed_weights_of_equal_size_are_a_single_error_with_a_fix(
     prepared: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert open_folder(prepared, "m", Progress()).folder == prepared
@@ -211,9 +211,7 @@ def test_changed_weights_of_the_same_size_are_one_error_that_says_what_to_do(
         open_folder(prepared, "m", QUIET)
 
 
-def test_unchanged_files_and_those_of_a_model_that_was_just_made_are_not_hashed_again(
-    prepared: Path, hashed: list[str]
-):
+def test_unchanged_and_just_created_files_are_not_rehashed(prepared: Path, hashed: list[str]):
     open_folder(prepared, "m", QUIET)  # a copy: other times and inodes
     assert GGUF_WEIGHTS in hashed
     hashed.clear()
@@ -234,7 +232,7 @@ def test_unchanged_files_and_those_of_a_model_that_was_just_made_are_not_hashed_
     assert hashed == []
 
 
-def test_a_cache_that_cannot_be_written_does_not_fail_a_model(
+def test_an_unwritable_cache_does_not_fail_a_model(
     prepared: Path, hashed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "file").touch()
@@ -244,7 +242,7 @@ def test_a_cache_that_cannot_be_written_does_not_fail_a_model(
     assert hashed.count(GGUF_WEIGHTS) == 2
 
 
-def test_few_marks_of_unchanged_files_are_kept(prepared: Path, monkeypatch: pytest.MonkeyPatch):
+def test_few_checksum_records_are_kept(prepared: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(manifests, "_MAX_MARKS", 3)
     for second in range(6):
         os.utime(prepared / GGUF_WEIGHTS, (second, second))
@@ -253,7 +251,7 @@ def test_few_marks_of_unchanged_files_are_kept(prepared: Path, monkeypatch: pyte
     assert manifests.is_checked(prepared, read_manifest(prepared).files)
 
 
-def test_a_changed_gguf_file_is_another_model(tiny_gguf: Path, tmp_path: Path, cache: Path):
+def test_a_changed_gguf_file_is_a_different_model(tiny_gguf: Path, tmp_path: Path, cache: Path):
     path = Path(shutil.copy2(tiny_gguf, tmp_path / "own.gguf"))
     before = resolve(str(path), cache)
     assert resolve(str(path), cache).fingerprint == before.fingerprint
@@ -266,7 +264,7 @@ def test_a_changed_gguf_file_is_another_model(tiny_gguf: Path, tmp_path: Path, c
     assert resolve(str(path), cache).fingerprint != after.fingerprint
 
 
-def test_a_table_whose_counts_have_changed_is_refused(toy_table: Path, tmp_path: Path, cache: Path):
+def test_a_table_with_changed_counts_is_rejected(toy_table: Path, tmp_path: Path, cache: Path):
     folder = Path(shutil.copytree(toy_table, tmp_path / "table"))
     Table.open(folder, 6)
     name = next(iter(json.loads((folder / MANIFEST).read_text())["files"]))

@@ -1,4 +1,4 @@
-"""Published drafters: the registry, `pull --drafter`, lists, and `auto`; on a fake hub."""
+"""Published drafters on a fake hub: the registry, `pull --drafter`, lists, and `auto`."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ PROMPT = "ab" * 12
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub with a perfect drafter for the target of cycles, which alone is published."""
+    """A fake hub with a perfect drafter for the cyclic target, the only published one."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "no-ollama"))
     known = [
@@ -50,7 +50,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
-    """What a command writes; to standard error if it fails."""
+    """Return a command's output, or its standard error if it fails."""
     capsys.readouterr()
     assert main([*map(str, words)]) == code
     written = capsys.readouterr()
@@ -60,7 +60,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> s
 # -- the registry ----------------------------------------------------------------------------------
 
 
-def test_every_entry_of_the_registry_has_a_target_a_name_and_sources():
+def test_every_registry_entry_has_a_target_a_name_and_sources():
     entries = registry()
     names = [drafter.name for drafter in entries.drafters]
     assert len({*names}) == len(names)
@@ -75,12 +75,12 @@ def test_every_entry_of_the_registry_has_a_target_a_name_and_sources():
 
 
 def of(files: ModelFiles, sizes: Sizes, said: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Targets of the drafters that are found for a model."""
+    """Return the targets of the drafters found for a model."""
     monkeypatch.setattr(drafters, "sizes_of", lambda _: (sizes, said))
     return {drafter.target for drafter in published_for(files)}
 
 
-def test_a_model_is_known_by_its_sizes_and_of_equals_by_what_it_calls_itself(
+def test_a_model_is_recognized_by_size_and_then_by_name(
     tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
     large = Sizes("qwen35", 64, 5120, 248320)
@@ -93,7 +93,7 @@ def test_a_model_is_known_by_its_sizes_and_of_equals_by_what_it_calls_itself(
     assert of(tiny_files, large._replace(architecture="qwen3"), "", monkeypatch) == set()
 
 
-def test_a_checkpoint_is_known_by_its_config(tiny_files: ModelFiles, tmp_path: Path):
+def test_a_checkpoint_is_recognized_by_its_config(tiny_files: ModelFiles, tmp_path: Path):
     config = {"model_type": "qwen3_5_text", "num_hidden_layers": 32, "hidden_size": 2560}
     text = json.dumps({"text_config": {**config, "vocab_size": 248320}})
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_known_by_its_config(tiny_files: ModelFiles, tmp_path: P
     assert [drafter.name for drafter in published_for(files)] == ["z-lab/Qwen3.5-4B-DFlash"]
 
 
-def test_layers_that_draft_are_not_counted(tmp_path: Path):
+def test_draft_layers_are_not_counted(tmp_path: Path):
     sizes, _ = drafters.sizes_of(write_mtp_model(tmp_path / "model.gguf", perfect=True))
     assert sizes.layers == 4
 
@@ -109,7 +109,7 @@ def test_layers_that_draft_are_not_counted(tmp_path: Path):
 # -- pull, models, rm ------------------------------------------------------------------------------
 
 
-def test_a_drafter_is_announced_fetched_listed_beside_its_model_and_removed(
+def test_a_published_drafter_is_suggested_downloaded_listed_and_removed(
     hub: FakeHub, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     line = said(capsys, "pull", target).splitlines()[1]
@@ -120,7 +120,7 @@ def test_a_drafter_is_announced_fetched_listed_beside_its_model_and_removed(
     asked = len(hub.downloads())
     value = json.loads(said(capsys, "pull", target, "--drafter", "--offline", "--json"))
     assert value["drafter"] == {"name": GGUF, "form": "DFlash", "bytes": None, "here": True}
-    assert len(hub.downloads()) == asked, "what is here is not fetched again"
+    assert len(hub.downloads()) == asked, "an installed drafter is not downloaded again"
     listed = json.loads(said(capsys, "models", "--json"))
     (head,) = (model for model in listed if model["head"])
     assert head["head"]["models"] == [str(target)]
@@ -174,7 +174,7 @@ FAULTS: list[tuple[Callable[..., None], str]] = [
 
 
 @pytest.mark.parametrize(("fault", "expected"), FAULTS)
-def test_a_drafter_that_cannot_be_fetched_or_used_is_one_line(
+def test_an_unavailable_or_unusable_drafter_is_a_one_line_error(
     fault: Callable[..., None],
     expected: str,
     hub: FakeHub,
@@ -191,14 +191,14 @@ def test_a_drafter_that_cannot_be_fetched_or_used_is_one_line(
     assert not [*(tmp_path / "hub").rglob("*.incomplete")]
 
 
-def test_a_drafter_is_no_model(hub: FakeHub, capsys: pytest.CaptureFixture[str]):
+def test_a_drafter_is_not_a_model(hub: FakeHub, capsys: pytest.CaptureFixture[str]):
     assert "use it with --drafter dflash:NAME" in said(capsys, "pull", GGUF, "--quiet", code=2)
 
 
 # -- auto ------------------------------------------------------------------------------------------
 
 
-def test_auto_drafts_with_the_drafter_that_is_here(
+def test_auto_uses_an_installed_drafter(
     hub: FakeHub, target: Path, capsys: pytest.CaptureFixture[str]
 ):
     said(capsys, "pull", target, "--drafter")
@@ -214,7 +214,7 @@ def test_auto_drafts_with_the_drafter_that_is_here(
         assert "(dflash " in fixed.line()
 
 
-def test_auto_goes_on_without_a_drafter_that_does_not_fit_and_says_so_once(
+def test_auto_skips_an_incompatible_drafter_with_one_warning(
     hub: FakeHub, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     of_another(hub, tmp_path)
@@ -227,7 +227,7 @@ def test_auto_goes_on_without_a_drafter_that_does_not_fit_and_says_so_once(
 
 
 @pytest.mark.mlx
-def test_auto_drafts_for_a_checkpoint_with_a_head_in_safetensors(
+def test_auto_uses_a_safetensors_checkpoints_head(
     hub: FakeHub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

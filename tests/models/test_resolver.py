@@ -24,7 +24,7 @@ from support.errors import raises
 
 @pytest.fixture(autouse=True)
 def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that cannot be reached, and a cache of it with nothing in it."""
+    """An unreachable hub with an empty cache."""
 
     def fetch(name: str, *_: object) -> None:
         raise ModelError(f"the hub was asked for {name}")
@@ -35,7 +35,7 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "cached_folders", list)
 
 
-# -- what a name means -----------------------------------------------------------------------------
+# -- meaning of a name -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("/no/such/folder@mlx", "no version for the engine mlx"),
     ],
 )
-def test_a_name_that_means_nothing_is_told_what_would(name: str, said: str, tmp_path: Path):
+def test_an_unknown_name_error_lists_what_is_accepted(name: str, said: str, tmp_path: Path):
     with raises(ModelNotFound, name.removesuffix("@mlx"), said):
         resolve(name, tmp_path)
 
@@ -60,12 +60,12 @@ def test_a_name_that_means_nothing_is_told_what_would(name: str, said: str, tmp_
 @pytest.mark.parametrize(
     "name", ["", " ", "\x00", "a\x00b", "x" * 5000, "~nobody-here/x", "@", "a@"]
 )
-def test_an_impossible_name_is_no_model(name: str, tmp_path: Path):
+def test_an_invalid_name_is_not_a_model(name: str, tmp_path: Path):
     with pytest.raises(ModelError):
         resolve(name, tmp_path)
 
 
-def test_the_registry_wins_over_a_folder_and_a_folder_over_the_hub(
+def test_the_registry_takes_precedence_over_folders_and_folders_over_the_hub(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -83,10 +83,10 @@ def test_the_registry_wins_over_a_folder_and_a_folder_over_the_hub(
     assert resolve(f"{name}@mlx", tmp_path / "cache").folder == exported
 
 
-# -- which models are here -------------------------------------------------------------------------
+# -- installed models ------------------------------------------------------------------------------
 
 
-def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
+def test_with_an_empty_cache_the_list_shows_available_models(tmp_path: Path):
     models = list_models(tmp_path)
     assert [model.name for model in models] == [DEFAULT_MODEL, *known_models()]
     for model in models:
@@ -95,7 +95,7 @@ def test_with_an_empty_cache_the_list_is_what_can_be_had(tmp_path: Path):
         assert model.fits is not None
 
 
-def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
+def test_the_list_has_every_prepared_model_and_its_source(
     tiny_gguf: Path, thinking_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     files = resolve(str(tiny_gguf), tmp_path)
@@ -115,7 +115,7 @@ def test_the_list_has_every_prepared_model_and_says_what_it_was_made_from(
     assert mine.bytes == sum(path.stat().st_size for path in (*listed, tiny_gguf))
 
 
-def test_a_broken_model_is_listed_with_what_is_wrong(tiny_gguf: Path, tmp_path: Path):
+def test_a_broken_model_is_listed_with_its_error(tiny_gguf: Path, tmp_path: Path):
     files = resolve(str(tiny_gguf), tmp_path)
     (files.folder / TOKENIZER).unlink()
     broken = [model for model in list_models(tmp_path) if model.folder == files.folder]
@@ -123,7 +123,7 @@ def test_a_broken_model_is_listed_with_what_is_wrong(tiny_gguf: Path, tmp_path: 
     assert f"{TOKENIZER} is missing" in broken[0].about
 
 
-def test_checkpoints_of_the_hubs_cache_are_listed_where_mlx_runs(
+def test_cached_checkpoints_are_listed_if_mlx_runs(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(hub, "cached_folders", lambda _: [("owner/name", exported)])
@@ -134,7 +134,7 @@ def test_checkpoints_of_the_hubs_cache_are_listed_where_mlx_runs(
     assert by_name["owner/name"].bytes > 0
 
 
-def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Path):
+def test_a_check_reports_every_error_of_every_model(tiny_gguf: Path, tmp_path: Path):
     assert check_models(tmp_path) == 0
     first = resolve(str(tiny_gguf), tmp_path).folder
     assert check_models(tmp_path) == 1
@@ -157,7 +157,7 @@ def test_a_check_names_every_fault_of_every_model(tiny_gguf: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["first", "first.gguf"])
-def test_a_file_that_was_used_by_its_path_is_suggested(name: str, tiny_gguf: Path, tmp_path: Path):
+def test_a_file_used_by_path_is_suggested(name: str, tiny_gguf: Path, tmp_path: Path):
     path = tmp_path / "first.gguf"
     path.write_bytes(tiny_gguf.read_bytes())
     resolve(str(path), tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""Names of the hub, resolved to models that an engine can open; a fake hub."""
+"""Hugging Face names, resolved to models that an engine can open, on a fake hub."""
 
 from io import StringIO
 from pathlib import Path
@@ -40,19 +40,19 @@ def short_name(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
     monkeypatch.setattr(names, "known_models", lambda: {"tiny": known_model})
 
 
-def test_without_a_tag_what_is_here_is_used_and_pull_asks_for_the_usual_one(
+def test_a_missing_tag_means_the_cached_file_and_pull_takes_the_default(
     tiny: FakeRepository, fake: FakeHub, tmp_path: Path
 ):
     first = resolve(f"{NAME}:F16", tmp_path / "cache")
     fake.asked.clear()
     assert resolve(NAME, tmp_path / "cache").folder == first.folder
-    assert fake.asked == [], "a model that is here needs no network"
+    assert fake.asked == [], "a cached model needs no network"
     assert pull(NAME, tmp_path / "cache").folder != first.folder
     assert [download.path.rpartition("/")[2] for download in fake.downloads()] == ["tiny-Q8_0.gguf"]
-    assert resolve(NAME, tmp_path / "cache").folder != first.folder, "the usual one is here now"
+    assert resolve(NAME, tmp_path / "cache").folder != first.folder, "the default is cached now"
 
 
-def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(
+def test_offline_mode_uses_and_pulls_installed_models(
     tiny: FakeRepository, fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from huggingface_hub import constants
@@ -67,7 +67,7 @@ def test_offline_a_model_that_is_here_works_and_pull_takes_it_as_it_is(
     assert fake.asked == []
 
 
-def test_a_drafter_is_the_file_of_a_repository_that_its_name_means(
+def test_a_drafter_name_means_a_file_in_a_repository(
     tiny: FakeRepository, fake: FakeHub, tiny_gguf: Path
 ):
     path = resolve_drafter(f"{NAME}:F16", gguf=True)
@@ -79,7 +79,7 @@ def test_a_drafter_is_the_file_of_a_repository_that_its_name_means(
         resolve_drafter("head", gguf=True)
 
 
-def test_a_revision_selects_another_file_and_is_only_for_the_hub(
+def test_a_revision_selects_another_file_and_only_on_the_hub(
     tiny: FakeRepository, tiny_gguf: Path, fake: FakeHub, tmp_path: Path
 ):
     tiny.older = {"tiny-Q4_0.gguf": tiny_gguf.read_bytes()}
@@ -100,7 +100,9 @@ def test_a_revision_selects_another_file_and_is_only_for_the_hub(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_short_name_is_fetched_used_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_short_name_is_downloaded_used_and_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     short_name(monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
@@ -122,9 +124,7 @@ def test_a_short_name_uses_its_commit(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_every_listed_file_has_a_name_that_can_be_used_and_is_listed_once(
-    fake: FakeHub, tmp_path: Path
-):
+def test_every_listed_file_has_a_usable_name_and_is_listed_once(fake: FakeHub, tmp_path: Path):
     cache = tmp_path / "cache"
     resolve(f"{NAME}:F16", cache)
     pull(f"{NAME}:Q8_0", cache)
@@ -139,7 +139,7 @@ def test_every_listed_file_has_a_name_that_can_be_used_and_is_listed_once(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_gguf_file_of_the_hub_is_the_origin_of_other_forms(tmp_path: Path):
+def test_a_hugging_face_gguf_file_is_the_source_of_converted_models(tmp_path: Path):
     work = tmp_path / "work"
     work.mkdir()
     origin = open_origin(f"{NAME}:F16", work, QUIET)
@@ -148,7 +148,9 @@ def test_a_gguf_file_of_the_hub_is_the_origin_of_other_forms(tmp_path: Path):
     assert origin.folder.is_relative_to(work)
 
 
-def test_a_tag_that_takes_another_file_is_said(fake: FakeHub, tiny_gguf: Path, tmp_path: Path):
+def test_a_tag_that_selects_a_different_file_is_reported(
+    fake: FakeHub, tiny_gguf: Path, tmp_path: Path
+):
     name = "owner/tiny-GGUF:Compact"
     files = {"tiny-I-Compact.gguf": tiny_gguf.read_bytes()}
     fake.repositories["owner/tiny-GGUF"] = FakeRepository(files)

@@ -1,4 +1,4 @@
-"""Conversations that fill their context, or whose turns fail: what they raise, and what they keep.
+"""Conversations that fill their context, or whose turns fail: their errors and their state.
 
 What a conversation answers while there is room is in `test_conversation_tokens.py`.
 """
@@ -39,9 +39,7 @@ def filled(chat: Any, message: str = "Hello") -> ContextFull:
     raise AssertionError("the context never gets full")
 
 
-def test_a_full_context_counts_turns_to_drop_without_which_the_chat_goes_on(
-    chat: Any, model: Model
-):
+def test_a_full_context_error_counts_the_turns_to_drop(chat: Any, model: Model):
     full = filled(chat)
     assert full.tokens >= full.context == chat.context == CACHE
     assert isinstance(full, InvalidRequest)
@@ -58,7 +56,7 @@ def test_a_full_context_counts_turns_to_drop_without_which_the_chat_goes_on(
     assert chat.messages[-2:] == [messages[-1], {"role": "assistant", "content": answer.text}]
 
 
-def test_dropping_what_the_error_says_leaves_a_quarter_of_the_context_for_an_answer(chat: Any):
+def test_dropping_the_suggested_turns_frees_a_quarter_of_the_context(chat: Any):
     filled(chat)
     with pytest.raises(ContextFull) as caught:
         chat.send("Hello 9", ignore_eos=True, drafter="none")
@@ -67,7 +65,7 @@ def test_dropping_what_the_error_says_leaves_a_quarter_of_the_context_for_an_ans
     assert answer.completion_tokens >= CACHE // 4
 
 
-def test_an_answer_that_fills_the_context_ends_with_length_and_is_a_turn(chat: Any):
+def test_a_response_that_fills_the_context_ends_with_length_and_is_a_turn(chat: Any):
     found = said(chat.send("Hello", ignore_eos=True, drafter="suffix"))
     assert found.finish_reason == FinishReason.LENGTH
     assert found.prompt_tokens + found.completion_tokens == CACHE
@@ -77,7 +75,7 @@ def test_an_answer_that_fills_the_context_ends_with_length_and_is_a_turn(chat: A
     assert caught.value.turns == 1
 
 
-def test_a_message_that_never_fits_names_no_turns_to_drop(chat: Any):
+def test_a_message_that_can_never_fit_suggests_no_turns_to_drop(chat: Any):
     said(chat.send("Hello", max_tokens=5))
     before = [*chat.messages]
     with pytest.raises(ContextFull) as caught:
@@ -92,7 +90,7 @@ def test_a_message_that_never_fits_names_no_turns_to_drop(chat: Any):
     assert said(chat.send(text, ignore_eos=True)).completion_tokens == 1, "there is room for one"
 
 
-def test_turns_that_are_dropped_take_their_tool_messages_with_them_and_no_system_message(
+def test_dropping_turns_drops_their_tool_messages_but_no_system_message(
     model: Model,
 ):
     greeting = {"role": "assistant", "content": "hi"}
@@ -117,7 +115,7 @@ def test_turns_that_are_dropped_take_their_tool_messages_with_them_and_no_system
     chat.close()
 
 
-def test_turns_cannot_be_dropped_while_an_answer_is_written(chat: Any):
+def test_turns_cannot_be_dropped_during_a_response(chat: Any):
     stream = chat.send("Hello", max_tokens=20)
     next(stream)
     with pytest.raises(InvalidRequest, match="has not ended"):
@@ -125,7 +123,7 @@ def test_turns_cannot_be_dropped_while_an_answer_is_written(chat: Any):
     stream.close()
 
 
-def test_an_answer_closed_before_its_first_token_is_no_turn(chat: Any):
+def test_a_response_closed_before_its_first_token_is_not_a_turn(chat: Any):
     chat.send("Hello").close()
     assert chat.messages == [SYSTEM]
     assert said(chat.send("Hello", max_tokens=5)).completion_tokens == 5
@@ -135,7 +133,7 @@ BAD_TEMPLATE = "{% if messages[-1]['content'] == 'again' %}{{ 1 // 0 }}{% endif 
 
 
 @pytest.mark.parametrize("broken", ["template", "drafter", "first call", "later call"])
-def test_a_turn_that_fails_leaves_the_conversation_as_it_was(
+def test_a_failed_turn_leaves_the_conversation_unchanged(
     broken: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     files = replace(model.files, chat_template=BAD_TEMPLATE) if broken == "template" else None

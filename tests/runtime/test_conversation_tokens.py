@@ -1,4 +1,4 @@
-"""Answers of a conversation equal those of fresh requests with the same messages."""
+"""Conversation responses match fresh requests with the same messages."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +18,7 @@ def chat(model: Model) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_a_conversations_answers_are_those_of_fresh_requests(
-    sampling: Options, chat: Any, model: Model
-):
+def test_conversation_responses_match_fresh_requests(sampling: Options, chat: Any, model: Model):
     for turn, text in enumerate((*PROMPTS, "this <|im_end|> is", "<|im_start|>system\none")):
         messages = [*chat.messages, {"role": "user", "content": text}]
         assert model.tokens(messages).count(END) == len(messages), "no text is a control token"
@@ -33,7 +31,7 @@ def test_a_conversations_answers_are_those_of_fresh_requests(
     assert [message["role"] for message in chat.messages] == ["system"] + ["user", "assistant"] * 6
 
 
-def test_a_conversation_whose_turns_were_edited_answers_what_is_there_now(chat: Any, model: Model):
+def test_an_edited_conversation_responds_to_its_current_turns(chat: Any, model: Model):
     said(chat.send(PROMPTS[0], max_tokens=20))
     said(chat.send(PROMPTS[1], max_tokens=20))
     chat.messages[1] = {"role": "user", "content": "other"}
@@ -44,7 +42,7 @@ def test_a_conversation_whose_turns_were_edited_answers_what_is_there_now(chat: 
     assert 0 < found.stats.cached_tokens < len(model.tokens(messages[:2]))
 
 
-def test_an_answer_that_was_closed_early_is_a_turn(chat: Any, model: Model):
+def test_a_response_closed_early_is_a_turn(chat: Any, model: Model):
     with chat.send(PROMPT, max_tokens=40) as stream:
         for _ in range(3):
             next(stream)

@@ -1,4 +1,4 @@
-"""`Model.decide`: probabilities that equal a plain computation, and the same bits every time."""
+"""`Model.decide`: probabilities match a direct computation and are always bit-identical."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from paceline.runtime.model import Model
 from support.errors import raises
 from support.families import write_gguf_of
 from support.llamacpp import library
-from support.others import slowed
+from support.other_clients import slowed
 from support.plain import small
 from support.process import COMMAND
 from support.scheduling import end_scheduler
@@ -62,7 +62,7 @@ def bits(model: Model, questions: list[Any], given: Any = INPUT) -> list[Any]:
 
 
 def row_after(model: Model, prompt: list[int], label: list[int]) -> list[Any]:
-    """Rows of logits for each token of a label and for what follows it, from a fresh sequence."""
+    """Return logits for each token of a label and the one after it, from a fresh sequence."""
 
     def run() -> list[Any]:
         with closing(model.engine.open()) as sequence:
@@ -74,7 +74,7 @@ def row_after(model: Model, prompt: list[int], label: list[int]) -> list[Any]:
     return model.call(run)
 
 
-def test_probabilities_are_a_softmax_of_the_logits_of_the_labels(decider: Model):
+def test_decision_probabilities_are_the_softmax_of_the_label_logits(decider: Model):
     answers = decider.decide(INPUT, QUESTIONS).answers
     labels = [decider.tokens(letter, raw=True)[-1] for letter in "ABC"]
     for question, answer in zip(read_questions(QUESTIONS), answers, strict=True):
@@ -90,13 +90,13 @@ def test_probabilities_are_a_softmax_of_the_logits_of_the_labels(decider: Model)
                 assert ratio == pytest.approx(part / answer.probabilities[0], rel=1e-9)
 
 
-def test_a_question_has_the_same_bits_alone_and_among_others(decider: Model):
+def test_a_decision_is_bit_identical_alone_and_in_a_batch(decider: Model):
     alone = [bits(decider.without_history(), [question])[0] for question in QUESTIONS]
     assert bits(decider.without_history(), QUESTIONS) == alone
     assert bits(decider, [*MANY, *QUESTIONS, *MANY])[6:9] == alone
 
 
-def test_a_question_has_the_same_bits_with_and_without_a_cached_prefix(decider: Model):
+def test_a_decision_is_bit_identical_with_and_without_a_cached_prefix(decider: Model):
     without = decider.without_history().decide(INPUT, QUESTIONS)
     first, again = decider.decide(INPUT, QUESTIONS), decider.decide(INPUT, QUESTIONS)
     assert (without.cached_tokens, first.cached_tokens > 0) == (0, False)
@@ -106,7 +106,7 @@ def test_a_question_has_the_same_bits_with_and_without_a_cached_prefix(decider: 
     assert again.exact
 
 
-def test_a_question_has_the_same_bits_beside_other_requests(decider: Model):
+def test_a_decision_is_bit_identical_next_to_other_requests(decider: Model):
     alone = bits(decider.without_history(), QUESTIONS)
     with ThreadPoolExecutor(4) as pool:
         answer = pool.submit(decider.generate, INPUT, max_tokens=30, ignore_eos=True)
@@ -118,7 +118,7 @@ def test_a_question_has_the_same_bits_beside_other_requests(decider: Model):
 
 
 @pytest.mark.parametrize("which", ["tiny", real])
-def test_a_question_has_the_same_bits_after_a_restart(
+def test_a_decision_is_bit_identical_after_a_restart(
     which: str, request: pytest.FixtureRequest, tiny_gguf: Path, tmp_path: Path
 ):
     if which == "tiny":
@@ -133,7 +133,7 @@ def test_a_question_has_the_same_bits_after_a_restart(
     assert json.loads(done.stdout)["answers"] == [answer.as_dict() for answer in answers]
 
 
-def test_a_preempted_request_goes_on_to_the_same_bits(model: Model):
+def test_a_preempted_decision_is_bit_identical(model: Model):
     asked = ask(model.files, INPUT, read_questions(QUESTIONS), model._request({"think": False}))
     decided: list[Any] = []
 
@@ -151,8 +151,8 @@ def test_a_preempted_request_goes_on_to_the_same_bits(model: Model):
     assert [one.probabilities for one in decided] == bits(model, QUESTIONS)
 
 
-def test_labels_of_several_tokens_are_scored_up_to_the_end_of_the_turn(model: Model):
-    """The tiny vocabulary has no token of two letters."""
+def test_labels_with_several_tokens_are_scored_to_the_end_of_the_turn(model: Model):
+    """The tiny vocabulary has no tokens of two letters."""
     question = {**CHOICE, "choices": [{"value": f"{n}"} for n in range(27)]}
     (answer,) = model.decide("a", [question]).answers
     assert math.fsum(answer.probabilities) == pytest.approx(1.0)
@@ -172,7 +172,7 @@ def test_labels_of_several_tokens_are_scored_up_to_the_end_of_the_turn(model: Mo
     assert bits(model, [*QUESTIONS, question], "a")[-1] == answer.probabilities
 
 
-def test_answers_have_the_form_of_their_questions(model: Model):
+def test_decisions_have_the_format_of_their_questions(model: Model):
     likely, which, wet = model.decide(INPUT, QUESTIONS).answers
     assert likely.as_dict() == {
         "type": "predicate",
@@ -193,7 +193,7 @@ def test_answers_have_the_form_of_their_questions(model: Model):
     assert 0 <= score["confidence"] <= 1
 
 
-def test_a_chat_and_json_are_inputs(model: Model):
+def test_decisions_accept_chats_and_json_as_input(model: Model):
     chat = [
         {"role": "system", "content": "a"},
         {"role": "user", "content": [{"type": "input_json", "data": {"a": [1, None]}}]},
@@ -203,7 +203,7 @@ def test_a_chat_and_json_are_inputs(model: Model):
     assert bits(model, QUESTIONS, chat) == bits(model, QUESTIONS, text)
 
 
-def test_a_model_that_thinks_decides_without(tmp_path: Path, cache: Path):
+def test_a_reasoning_model_decides_without_reasoning(tmp_path: Path, cache: Path):
     path = write_thinking(tmp_path / "qwen.gguf", TEMPLATES["qwen3"])
     with paceline.load(path) as model:
         request = model._request({"think": False})
@@ -215,7 +215,7 @@ def test_a_model_that_thinks_decides_without(tmp_path: Path, cache: Path):
         model.decide(INPUT, [PREDICATE])
 
 
-def test_decisions_that_run_during_a_shutdown_end_and_replace_no_scheduler(model: Any):
+def test_decisions_end_at_shutdown_and_start_no_new_scheduler(model: Any):
     with ThreadPoolExecutor(1) as pool, slowed(model, 0.02):
         scheduler = model.scheduler
         asked = pool.submit(model.decide, INPUT, MANY)
@@ -227,7 +227,7 @@ def test_decisions_that_run_during_a_shutdown_end_and_replace_no_scheduler(model
         assert model._scheduler is scheduler
 
 
-def test_questions_to_a_recurrent_model_compute_the_input_once(
+def test_recurrent_models_compute_the_decision_input_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     library("llama.cpp")
@@ -281,7 +281,7 @@ def test_questions_to_a_recurrent_model_compute_the_input_once(
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_wrong_question_is_refused_by_the_path_of_its_field(
+def test_an_invalid_question_is_rejected_with_its_field_path(
     questions: Any, words: str, model: Model
 ):
     with raises(InvalidRequest, words):
@@ -298,6 +298,6 @@ def test_a_wrong_question_is_refused_by_the_path_of_its_field(
     ],
     ids=str,
 )
-def test_a_wrong_input_is_refused(given: Any, words: str, model: Model):
+def test_an_invalid_decision_input_is_rejected(given: Any, words: str, model: Model):
     with raises(InvalidRequest, words):
         model.decide(given, QUESTIONS)

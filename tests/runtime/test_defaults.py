@@ -6,7 +6,7 @@ from typing import Any
 from paceline.runtime.request import Defaults, Setting, check
 
 
-def test_the_first_layer_that_names_a_setting_decides():
+def test_the_first_layer_with_a_setting_wins():
     values = {"request": 0.1, "registry": 0.2, "model": 0.3, "fallback": 0.4}
     for named in product([True, False], repeat=4):
         said = {
@@ -21,14 +21,14 @@ def test_the_first_layer_that_names_a_setting_decides():
         assert request.sampling.temperature == expected
 
 
-def test_no_limit_that_was_asked_for_wins_over_a_limit_of_the_model():
+def test_an_explicit_unlimited_length_overrides_the_models_limit():
     under = Defaults(model={"max_tokens": 9}, fallback={"max_tokens": 5})
     assert check({}, under).max_tokens == 9
     assert check({"max_tokens": None}, under).max_tokens is None
     assert check({"max_tokens": None}, under).settings["max_tokens"] == Setting(None, "request")
 
 
-def test_generation_config_none_leaves_registry_and_model_out_but_not_the_fallback():
+def test_generation_config_none_ignores_registry_and_model_but_not_the_fallback():
     under = Defaults({"temperature": 0.2}, {"top_k": 20}, {"max_tokens": 5})
     found = check({"generation_config": "none"}, under)
     assert found.sampling.greedy

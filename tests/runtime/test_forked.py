@@ -1,4 +1,4 @@
-"""A model in a forked child, and in a pickle: an error that says to load it there."""
+"""A model in a forked child or a pickle raises an error: load it there."""
 
 import copy
 import multiprocessing
@@ -39,7 +39,7 @@ def in_child(call: Callable[[], Any]) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_forked_child_is_told_to_load_the_model_itself(model: Model, tiny_gguf: Path):
+def test_a_forked_child_must_load_its_own_model(model: Model, tiny_gguf: Path):
     with model.stream("Hello", max_tokens=4) as stream:
         next(stream)
         answers = model.as_completed(["Hello"] * 3, max_tokens=2)
@@ -60,6 +60,6 @@ def test_a_forked_child_is_told_to_load_the_model_itself(model: Model, tiny_gguf
 
 
 @pytest.mark.parametrize("send", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_model_is_neither_pickled_nor_copied(send: Callable[[Any], Any], model: Model):
+def test_a_model_cannot_be_pickled_or_copied(send: Callable[[Any], Any], model: Model):
     with pytest.raises(InvalidRequest, match="load it there"):
         send(model)

@@ -1,4 +1,4 @@
-"""A KV cache that an answer fills: refused before it runs, or ended with `length`."""
+"""Responses that fill the KV cache: rejected before running, or ended with `length`."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from support.plain import plain, small
 from support.scheduling import free_slots
 
 
-def test_a_prompt_that_leaves_the_cache_no_slot_is_refused_before_anything_runs(
+def test_a_prompt_that_fills_the_cache_is_rejected_before_running(
     tiny_files: ModelFiles, cache: Path
 ):
     model = small(tiny_files, 96)
@@ -30,7 +30,7 @@ def test_a_prompt_that_leaves_the_cache_no_slot_is_refused_before_anything_runs(
     ("drafter", "block", "policy"),
     [("suffix", 2, "fixed"), ("ngram:min=1", 16, "kelly"), ("auto", 32, "auto")],
 )
-def test_an_answer_that_fills_the_cache_ends_with_length_at_the_same_token(
+def test_a_response_that_fills_the_cache_ends_with_length_at_the_same_token(
     drafter: str, block: int, policy: Any, full: Model, cache: Path
 ):
     model = full.without_history()
@@ -50,10 +50,8 @@ def full(tiny_files: ModelFiles) -> Model:
     return small(tiny_files, 96)
 
 
-def test_streams_that_do_not_fit_together_each_have_their_whole_answer(
-    tiny_files: ModelFiles, cache: Path
-):
-    """The one that is not read gives its slots up while the other needs them."""
+def test_streams_that_do_not_fit_together_all_complete(tiny_files: ModelFiles, cache: Path):
+    """The unread stream releases its slots while the other one needs them."""
     model = small(tiny_files, 96)
     free = free_slots(model)
     options: Options = {"drafter": "none", "ignore_eos": True}
@@ -72,7 +70,7 @@ def test_streams_that_do_not_fit_together_each_have_their_whole_answer(
     assert free_slots(model) == free
 
 
-def test_costs_are_measured_where_idle_kv_fills_the_cache(tiny_files: ModelFiles, cache: Path):
+def test_costs_are_measured_even_if_idle_kv_fills_the_cache(tiny_files: ModelFiles, cache: Path):
     model = small(tiny_files, 96)
     model.generate([5] * 70, drafter="none", ignore_eos=True)
     assert model.engine.free_slots < 16

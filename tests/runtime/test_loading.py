@@ -16,32 +16,32 @@ from paceline.runtime.request import Defaults
 from support.plain import PROMPT, plain, said
 
 
-def test_a_model_is_loaded_by_path_with_its_drafters_and_timed(tiny_gguf: Path, cache: Path):
+def test_a_model_loads_by_path_with_its_drafters_and_is_timed(tiny_gguf: Path, cache: Path):
     model = paceline.load(tiny_gguf, drafters=[f"model:{tiny_gguf}"])
     assert isinstance(model, paceline.Model)
     assert [*model.drafting.resources.models] == [str(tiny_gguf)]
     assert model.generate(PROMPT, max_tokens=3).stats.load_seconds == model.load_seconds > 0
 
 
-def test_calls_of_one_row_are_not_exact(tiny_gguf: Path, cache: Path):
+def test_single_row_decoding_is_not_exact(tiny_gguf: Path, cache: Path):
     model = load(tiny_gguf, min_rows=1)
     assert not model.generate(PROMPT, max_tokens=3, drafter="none").exact
     assert not model.generate(PROMPT, max_tokens=3, drafter="suffix").exact
 
 
-def test_an_answer_beyond_the_tokens_that_were_compared_is_not_exact(tiny_gguf: Path, cache: Path):
+def test_a_response_beyond_the_compared_length_is_not_exact(tiny_gguf: Path, cache: Path):
     model = load(tiny_gguf)
     model.engine.compared_keys = model.generate(PROMPT, max_tokens=3).prompt_tokens + 3
     assert model.generate(PROMPT, max_tokens=3).exact
     assert not model.generate(PROMPT, max_tokens=4).exact
 
 
-def test_nothing_is_said_to_be_measured_before_an_answer(tiny_gguf: Path, cache: Path):
-    class Told(Progress):
+def test_nothing_is_reported_as_measured_before_a_response(tiny_gguf: Path, cache: Path):
+    class FailingProgress(Progress):
         def say(self, text: str) -> None:
             raise AssertionError(text)
 
-    model = load(tiny_gguf, progress=Told())
+    model = load(tiny_gguf, progress=FailingProgress())
     for drafter in ("none", "auto"):
         assert model.generate(PROMPT, max_tokens=3, drafter=drafter).exact
 
@@ -56,14 +56,14 @@ def test_nothing_is_said_to_be_measured_before_an_answer(tiny_gguf: Path, cache:
         ({"engine": "magic"}, "unknown engine 'magic'; expected auto, llamacpp"),
     ],
 )
-def test_a_setting_out_of_range_is_refused(
+def test_an_out_of_range_setting_is_rejected(
     settings: Any, reason: str, tiny_gguf: Path, cache: Path
 ):
     with pytest.raises(InvalidRequest, match=reason):
         load(tiny_gguf, **settings)
 
 
-def test_a_file_that_is_no_model_is_rejected(tmp_path: Path, cache: Path):
+def test_loading_a_file_that_is_not_a_model_is_rejected(tmp_path: Path, cache: Path):
     with pytest.raises(ModelNotFound):
         load(tmp_path / "nothing.gguf")
     (tmp_path / "bad.gguf").write_text("bad")
@@ -71,7 +71,7 @@ def test_a_file_that_is_no_model_is_rejected(tmp_path: Path, cache: Path):
         load(tmp_path / "bad.gguf")
 
 
-def test_the_public_names_are_found_and_others_are_not():
+def test_only_the_public_names_can_be_imported():
     for name in paceline.__all__:
         assert getattr(paceline, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -86,7 +86,7 @@ OWN = Defaults(
 )
 
 
-def test_settings_that_a_request_leaves_out_come_from_registry_and_model(model: Model):
+def test_omitted_settings_come_from_the_registry_and_the_model(model: Model):
     own = Model(model.files, model.engine, defaults=OWN)
     found = own.generate("Hello", seed=5, drafter="suffix")
     asked: Options = {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "max_tokens": 9}
@@ -101,7 +101,7 @@ def test_settings_that_a_request_leaves_out_come_from_registry_and_model(model: 
     chat.close()
 
 
-def test_what_is_measured_once_is_shown_while_it_lasts(
+def test_one_time_measurements_show_progress(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))

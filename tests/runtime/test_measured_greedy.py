@@ -1,4 +1,4 @@
-"""Whatever a model's own settings are, what is measured and learnt from is decoded as asked."""
+"""Measuring and learning ignore a model's own settings and decode as requested."""
 
 import json
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def _answered(model: Model, suite: Path, out: Path) -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """The requests that a model gets, whose registry and files have settings of their own."""
+    """The requests to a model that has recommended settings in its registry and files."""
     for name, value in {"MAX_TOKENS": 4, "LONGEST_PROMPT": 4, "_MAX_UNUSED": 2}.items():
         monkeypatch.setattr(data, name, value)
     seen, usual = list[Request](), Model._request
@@ -77,7 +77,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 
 @pytest.mark.parametrize("work", [_run, _swept, _peers, _verified, _answered])
-def test_a_measurement_is_greedy_whatever_registry_and_model_say(
+def test_a_measurement_is_greedy_regardless_of_registry_and_model(
     work: Callable[[Model, Path, Path], None],
     model: Model,
     suite: Path,
@@ -92,12 +92,12 @@ def test_a_measurement_is_greedy_whatever_registry_and_model_say(
         assert request.sampling.greedy or work is _verified
 
 
-def test_prompts_are_sampled_as_asked_whatever_registry_and_model_say(
+def test_prompts_are_sampled_as_requested_regardless_of_registry_and_model(
     model: Model, tmp_path: Path, seen: list[Request]
 ):
     folder = LearntFolder(model.files, tmp_path / "o")
     maker = data.DataMaker(model, folder, Variety(), seconds=99, progress=QUIET)
-    with suppress(PacelineError):  # the tiny model's prompts are no good
+    with suppress(PacelineError):  # the tiny model's prompts are useless
         maker.run([])
     assert {setting.source for setting in seen[0].settings.values()} <= {"request", "fallback"}
     assert seen[0].sampling.temperature == 1.0

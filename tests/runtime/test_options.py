@@ -45,7 +45,7 @@ def test_every_option_reaches_the_request():
     assert check({}).rules([1, 2]).stopping.stop_token_ids == {1, 2}
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     options: Any = {"max_tokens": np.int64(3), "temperature": np.float32(0.5), "seed": np.int32(4)}
     request = check(options)
     settings = {name: setting.value for name, setting in request.settings.items()}
@@ -53,7 +53,7 @@ def test_numbers_of_numpy_are_numbers():
     assert json.loads(json.dumps(settings))["temperature"] == 0.5
 
 
-def test_repetition_detection_is_off_unless_it_is_asked_for():
+def test_repetition_detection_is_off_by_default():
     for off in (False, None, {}, {"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0}):
         assert check({"repetition_detection": off}).repetition is None
     assert check({}).repetition is None
@@ -68,7 +68,7 @@ def test_repetition_detection_is_off_unless_it_is_asked_for():
         *(("max_new_tokens", "max_tokens"), ("stop_sequences", "stop"), ("schema", "json_schema")),
     ],
 )
-def test_an_unknown_option_is_named_with_the_one_that_is_meant(name: str, near: str):
+def test_an_unknown_option_is_reported_with_the_closest_match(name: str, near: str):
     options: Any = {name: 1}
     with pytest.raises(InvalidRequest, match=rf"'{name}'; did you mean {near}\?"):
         check(options)
@@ -82,7 +82,7 @@ def test_an_unknown_option_is_named_with_the_one_that_is_meant(name: str, near: 
         ("draft_model", "drafters"),
     ],
 )
-def test_an_unknown_setting_of_load_is_named_with_the_one_that_is_meant(name: str, near: str):
+def test_an_unknown_load_setting_is_reported_with_the_closest_match(name: str, near: str):
     settings: Any = {name: 1}
     with pytest.raises(InvalidRequest, match=rf"'{name}'; did you mean {near}\?"):
         load("no model is looked for", **settings)
@@ -99,13 +99,13 @@ def test_help_lists_every_option_with_its_range():
             assert lines[name].removesuffix(", or None").endswith(f"; {limits}")
 
 
-def test_an_option_that_nobody_knows_is_named_alone():
+def test_an_unrecognizable_option_is_reported_without_a_suggestion():
     options: Any = {"zzz": 1}
     with pytest.raises(InvalidRequest, match=r"unknown option 'zzz'$"):
         check(options)
 
 
-def test_every_wrong_option_is_named_at_once_in_a_line_each():
+def test_all_invalid_options_are_reported_one_per_line():
     options: Any = {"temprature": 1, "top_k": "4", "raw": 1, "seed": -1}
     with pytest.raises(InvalidRequest) as caught:
         check(options)
@@ -115,12 +115,12 @@ def test_every_wrong_option_is_named_at_once_in_a_line_each():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_policies_that_do_not_weigh_costs_get_a_shorter_block(policy: Any):
+def test_policies_that_ignore_costs_get_a_shorter_block(policy: Any):
     assert check({"policy": policy}).max_block == (MAX_ROWS if policy == "auto" else 8)
     assert check({"policy": policy, "max_block": 3}).max_block == 3
 
 
-def test_without_a_seed_one_is_drawn_each_time():
+def test_the_default_seed_is_random_each_time():
     drawn = {check({}).sampling.seed for _ in range(20)}
     assert len(drawn) == 20
     assert all(0 <= seed < 2**64 for seed in drawn)

@@ -1,4 +1,4 @@
-"""What the Python API adds to an answer: structures, system messages, texts of tokens, vectors."""
+"""The Python API: structures, system messages, detokenizing, embeddings."""
 
 import json
 import re
@@ -40,7 +40,7 @@ class Pet(BaseModel, extra="forbid"):
 
 
 class Person(BaseModel, extra="forbid"):
-    """A class with another one in it, which its schema refers to."""
+    """A class with a nested class, which its schema references."""
 
     age: int = Field(ge=0, le=9)
     pet: Pet
@@ -63,7 +63,7 @@ STRUCTURES: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(
     ("option", "fits"), STRUCTURES, ids=["schema", "regex", "grammar", "text", "class", "GBNF"]
 )
-def test_an_answer_has_the_structure_that_is_asked_for_alone_and_in_a_batch(
+def test_a_response_has_the_requested_structure_alone_and_in_a_batch(
     option: Any, fits: Any, model: Model
 ):
     answer = model.generate(PROMPT, temperature=1.0, seed=5, **option)
@@ -89,7 +89,7 @@ def test_an_answer_has_the_structure_that_is_asked_for_alone_and_in_a_batch(
         ({"system": "a", "raw": True}, "system"),
     ],
 )
-def test_a_wrong_structure_or_system_message_is_refused_by_name(
+def test_an_invalid_structure_or_system_message_is_rejected_by_name(
     options: Any, named: str, model: Model
 ):
     with pytest.raises(InvalidRequest) as error:
@@ -98,7 +98,7 @@ def test_a_wrong_structure_or_system_message_is_refused_by_name(
     assert "\n" not in str(error.value)
 
 
-def test_system_is_the_system_message(model: Model):
+def test_the_system_option_is_the_system_message(model: Model):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
     expected = model.generate(messages, max_tokens=5)
     assert expected.prompt_tokens != model.generate(PROMPT, max_tokens=5).prompt_tokens
@@ -110,7 +110,7 @@ def test_system_is_the_system_message(model: Model):
         model.generate(messages, system="Be long.")
 
 
-def test_a_content_may_be_a_list_of_text_parts(model: Model):
+def test_content_may_be_a_list_of_text_parts(model: Model):
     parts = [{"type": "text", "text": text} for text in ("the quick", "brown fox")]
     answer = model.generate([{"role": "user", "content": parts}], max_tokens=5)
     expected = model.generate("the quick\nbrown fox", max_tokens=5)
@@ -133,7 +133,7 @@ def test_a_content_may_be_a_list_of_text_parts(model: Model):
         ([{"role": "tool", "content": "r"}], ""),
     ],
 )
-def test_a_prompt_that_cannot_be_read_is_refused_by_name(prompt: Any, named: str, model: Model):
+def test_an_invalid_prompt_is_rejected_by_name(prompt: Any, named: str, model: Model):
     with pytest.raises(InvalidRequest) as error:
         model.generate(prompt)
     assert named in str(error.value)
@@ -152,7 +152,7 @@ def embedder(cache: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("embeddings", [True, False])
-def test_vectors_are_of_length_one_and_the_same_alone_and_in_a_batch(
+def test_embeddings_have_length_1_and_are_identical_alone_and_in_a_batch(
     embeddings: bool, embedder: Path
 ):
     with paceline.load(embedder, cache_tokens=1024, embeddings=embeddings) as model:
@@ -167,7 +167,7 @@ def test_vectors_are_of_length_one_and_the_same_alone_and_in_a_batch(
                 model.embed(wrong)  # type: ignore[call-overload]
 
 
-def test_a_model_that_makes_no_embeddings_says_so(model: Model):
+def test_a_model_without_embeddings_raises_an_error(model: Model):
     with pytest.raises(InvalidRequest):
         model.embed("a")
 
@@ -184,14 +184,14 @@ def test_a_model_that_makes_no_embeddings_says_so(model: Model):
     ],
     ids=["settle", "fresh", "compared", "map", "say", "kv"],
 )
-def test_an_old_name_works_and_warns_with_the_new_one(
+def test_a_deprecated_name_works_and_warns_with_the_new_one(
     old: Callable[[Model], object], new: str, model: Model
 ):
     with pytest.warns(DeprecationWarning, match=f"is now `{new}`"), suppress(InvalidRequest):
         old(model)
 
 
-def test_auto_weighs_the_costs_that_a_model_has_now_and_shares_them_with_a_fresh_one(model: Model):
+def test_auto_uses_the_models_current_costs_also_without_history(model: Model):
     prompt, drafted = "this is one and the user, " * 4, []
     for rows in (0.01, 9.0):  # seconds of a call of several rows
         give_costs(model, CostTable({1: 0.01, **dict.fromkeys((2, 8, 32), rows)}))

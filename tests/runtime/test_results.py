@@ -42,7 +42,7 @@ def result() -> Result:
     )
 
 
-def test_rates_are_what_was_counted_over_what_was_spent():
+def test_rates_are_counts_divided_by_time():
     counted, nothing = stats(), Stats(first_token_seconds=0.25)
     assert (counted.acceptance_rate, counted.tokens_per_step, counted.host_seconds) == (0.5, 3, 0.5)
     assert counted.decode_tokens_per_second == 15.0
@@ -51,7 +51,7 @@ def test_rates_are_what_was_counted_over_what_was_spent():
     assert nothing.line() == "1 token in 0.25 s"
 
 
-def test_the_line_of_statistics_has_speed_drafts_and_waiting():
+def test_the_statistics_line_has_speed_drafts_and_queue_time():
     line = stats().line()
     for part in ("31 tokens", "15.0 tokens/s", "3.00 tokens per step", "20 of 40 drafts accepted"):
         assert part in line
@@ -59,7 +59,7 @@ def test_the_line_of_statistics_has_speed_drafts_and_waiting():
     assert "no drafts" in Stats(steps=1, decoded=1, decode_seconds=1.0).line()
 
 
-def test_a_result_as_json_has_all_that_is_documented_and_reads_back_the_same():
+def test_a_json_result_has_all_documented_fields_and_round_trips():
     value = json.loads(json.dumps(result().as_dict()))
     assert value == result().as_dict()
     assert value["finish_reason"] == "stop"
@@ -85,7 +85,7 @@ def test_a_result_as_json_has_all_that_is_documented_and_reads_back_the_same():
     }
 
 
-def test_the_line_of_a_sampled_answer_has_the_seed_and_that_of_a_greedy_one_has_none():
+def test_the_statistics_line_shows_the_seed_only_if_sampled():
     engine = f"{result().engine}, drafter {result().drafter}"
     assert result().line() == f"{stats().line()}; {engine}, seed 3"
     greedy = replace(result(), settings={"temperature": Setting(0.0, "registry")})

@@ -1,4 +1,4 @@
-"""One stream: its tokens whatever drafts them, its end, its options, its prompt, its probes."""
+"""A single stream: its tokens with any drafter, its end, its options, its prompt, its probes."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +16,7 @@ from support.scheduling import free_slots
 # -- one answer ------------------------------------------------------------------------------------
 
 
-def test_accepted_drafts_save_calls(model: Model):
+def test_accepted_drafts_save_forward_passes(model: Model):
     # This text soon repeats itself, so looking back must pay.
     alone, drafted = plain(model), plain(model, drafter="suffix", policy="fixed")
     assert alone.stats.steps == 59
@@ -44,7 +44,7 @@ def test_a_result_has_the_request_and_the_counters(model: Model):
     assert stats.host_seconds >= stats.draft_seconds > 0
 
 
-def test_a_stream_has_the_tokens_that_generate_returns(model: Model):
+def test_a_stream_and_generate_return_the_same_tokens(model: Model):
     expected = plain(model, drafter="suffix")
     stream = model.stream(PROMPT, max_tokens=60, drafter="suffix")
     steps = [*stream]
@@ -55,11 +55,11 @@ def test_a_stream_has_the_tokens_that_generate_returns(model: Model):
     assert expected.text.startswith("".join(step.text for step in steps))
     assert stream.tokens == model.tokens(PROMPT) + expected.token_ids
     stream.close()
-    assert stream.result.finish_reason == FinishReason.LENGTH, "closing what has ended does nothing"
+    assert stream.result.finish_reason == FinishReason.LENGTH, "closing again does nothing"
     assert [*stream] == []
 
 
-def test_closing_a_stream_early_frees_its_slots_and_keeps_the_answer_so_far(model: Model):
+def test_closing_a_stream_early_frees_its_slots_and_keeps_the_partial_response(model: Model):
     free, expected = model.engine.free_slots, plain(model)
     with model.stream(PROMPT, drafter="none") as stream:
         for _ in range(10):
@@ -74,7 +74,7 @@ def test_closing_a_stream_early_frees_its_slots_and_keeps_the_answer_so_far(mode
     assert expected.text.startswith(stream.result.text)
 
 
-def test_an_end_token_ends_the_answer_and_is_not_in_its_text(model: Model):
+def test_a_stop_token_ends_the_response_and_is_not_in_its_text(model: Model):
     found = plain(model, logit_bias={END: 1000.0})
     assert (found.token_ids, found.text) == ([END], "")
     assert found.finish_reason == FinishReason.STOP
@@ -96,7 +96,7 @@ def test_repetition_detection_stops_at_the_same_token(drafter: str, model: Model
     assert model.generate("Hello", min_tokens=300, **loop).completion_tokens == 300
 
 
-def test_logprobs_come_with_each_step_and_the_answer(model: Model):
+def test_logprobs_are_in_each_step_and_in_the_result(model: Model):
     options: Options = {"max_tokens": 9, "ignore_eos": True, "logprobs": 3}
     with model.stream(PROMPT, drafter="suffix", **options) as stream:
         steps = [*stream]
@@ -109,7 +109,7 @@ def test_logprobs_come_with_each_step_and_the_answer(model: Model):
 # -- options ---------------------------------------------------------------------------------------
 
 
-def test_the_drafter_prediction_without_a_prediction_is_rejected(model: Model):
+def test_the_prediction_drafter_requires_a_prediction(model: Model):
     with pytest.raises(InvalidRequest, match=r"drafter suffix\+prediction needs a prediction"):
         model.generate(PROMPT, drafter="suffix+prediction")
 
@@ -128,7 +128,7 @@ def test_a_prompt_may_be_text_messages_or_tokens(model: Model):
     assert plain(model, tuple(tokens)).token_ids == expected
 
 
-def test_a_raw_prompt_is_taken_as_it_is(model: Model):
+def test_a_raw_prompt_is_used_unchanged(model: Model):
     raw = model.tokens("<|im_start|>x", raw=True)
     assert raw == model.files.tokenizer.encode("<|im_start|>x", special=True)
     assert plain(model, "<|im_start|>x", raw=True).prompt_tokens == len(raw)
@@ -142,10 +142,10 @@ def test_a_prompt_that_fills_the_context_is_rejected_with_both_lengths(model: Mo
     assert model.generate([5] * 511).completion_tokens == 1
 
 
-# -- what is remembered ----------------------------------------------------------------------------
+# -- history ---------------------------------------------------------------------------------------
 
 
-def test_a_drafter_with_a_history_drafts_from_earlier_answers(model: Model):
+def test_a_drafter_with_history_drafts_from_earlier_responses(model: Model):
     options: Any = {"drafter": "suffix:earlier", "policy": "fixed", **SAMPLED}
     first, second = plain(model, **options), plain(model, **options)
     assert second.token_ids == first.token_ids
@@ -169,7 +169,7 @@ def test_a_probe_counts_and_changes_nothing(model: Model):
         assert 0 < seen["steps"] < 60
 
 
-def test_calls_of_answers_are_what_costs_are_learnt_from(model: Model):
+def test_costs_are_learned_from_response_forward_passes(model: Model):
     calls: list[tuple[int, int]] = []
     costs = SimpleNamespace(
         observe=lambda rows, context, seconds: calls.append((rows, context)),

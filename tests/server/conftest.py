@@ -6,7 +6,7 @@ import pytest
 from paceline.models import resolve
 from paceline.runtime.batching import scheduler
 from paceline.runtime.model import Model
-from support.others import slowed
+from support.other_clients import slowed
 from support.scheduling import end_scheduler
 from support.scripted import scripted_model
 from support.server import Running, running
@@ -16,7 +16,7 @@ from support.toy import ToyEngine
 
 @pytest.fixture(autouse=True, scope="module")
 def no_rest() -> Iterator[None]:
-    """Servers of a file share an engine: none may park its sequences while another has a call."""
+    """Servers of a file share an engine: none may idle it during another's forward pass."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "_REST_SECONDS", None)
         yield
@@ -24,7 +24,7 @@ def no_rest() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def module_model(tiny_model: Model, tiny_cache: Path) -> Iterator[Model]:
-    """The tiny model for a whole file of tests, which leaves no slots behind."""
+    """The tiny model for all tests of a file, which must leak no slots."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
         free = tiny_model.engine.free_slots
@@ -36,14 +36,14 @@ def module_model(tiny_model: Model, tiny_cache: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def module_server(module_model: Model) -> Iterator[Running]:
-    """A server for tests of a file that send requests and nothing else."""
+    """A server for tests of a file that only send requests."""
     with running(module_model) as instance:
         yield instance
 
 
 @pytest.fixture
 def server(module_server: Running) -> Iterator[Running]:
-    """`module_server`, idle; a test that leaves a request in it fails."""
+    """The idle `module_server`; a test that leaves a request in it fails."""
     yield module_server
     module_server.rest()
 
@@ -57,7 +57,7 @@ def own_server(model: Model) -> Iterator[Running]:
 
 @pytest.fixture
 def slow_model(model: Model) -> Iterator[Model]:
-    """Each call takes 10 ms."""
+    """A model whose forward passes take 10 ms."""
     with slowed(model, 0.01):
         yield model
 
@@ -66,14 +66,14 @@ def slow_model(model: Model) -> Iterator[Model]:
 def scripted_server(
     tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path
 ) -> Iterator[Running]:
-    """A server whose model's answers are given by the rules of a test."""
+    """A server whose model follows the rules of a test."""
     with running(scripted_model(tmp_path_factory.mktemp("scripted"), tiny_cache)) as instance:
         yield instance
 
 
 @pytest.fixture(scope="module")
 def thinking_server(thinking_gguf: Path, tiny_cache: Path) -> Iterator[Running]:
-    """A server of a model with Qwen3's marks, whose answer is `engine.script`."""
+    """A server with a model that has Qwen3's tags and responds with `engine.script`."""
     files = resolve(str(thinking_gguf), tiny_cache)
     engine = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
     with running(Model(files, Scripted(engine, []))) as instance:

@@ -1,4 +1,4 @@
-"""Completions and chats over HTTP, asked for with the real openai client."""
+"""Completions and chats over HTTP with the real openai client."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_max_tokens_defaults_to_sixteen(server: Running):
     assert response["usage"]["completion_tokens"] == 16
 
 
-def test_an_echo_without_an_answer_is_the_prompt(server: Running):
+def test_an_echo_with_zero_tokens_is_the_prompt(server: Running):
     choice = ask(server, echo=True, max_tokens=0)["choices"][0]
     assert choice["text"] == PROMPT
     assert choice["finish_reason"] == "length"
@@ -38,7 +38,7 @@ def test_an_echo_without_an_answer_is_the_prompt(server: Running):
     assert scored["top_logprobs"] is None
 
 
-def test_the_token_that_ends_an_answer_is_not_part_of_it(server: Running):
+def test_the_stop_token_is_not_part_of_the_response(server: Running):
     (end,) = server.model.files.stop_token_ids[:1]
     response = ask(server, logit_bias={str(end): 100}, return_token_ids=True, logprobs=0)
     (choice,) = response["choices"]
@@ -49,7 +49,7 @@ def test_the_token_that_ends_an_answer_is_not_part_of_it(server: Running):
     assert forced["usage"]["completion_tokens"] == 5
 
 
-def test_a_suffix_asks_a_model_with_the_tokens_for_what_is_between(tmp_path: Path):
+def test_a_suffix_triggers_fill_in_the_middle(tmp_path: Path):
     tokens, types, _ = vocabulary()
     marks = {318: "<|fim_prefix|>", 319: "<|fim_suffix|>", 317: "<|fim_middle|>"}
     for place, mark in marks.items():
@@ -106,7 +106,7 @@ def alone(server: Running, **options: Any) -> Any:
         {"seed": 3, "temperature": 1, "stop": ["e", "th"]},
     ],
 )
-def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[str, Any]):
+def test_a_response_matches_generate(server: Running, fields: dict[str, Any]):
     options = dict(fields)
     if "logit_bias" in options:
         options["logit_bias"] = {int(k): v for k, v in options["logit_bias"].items()}
@@ -125,7 +125,7 @@ def test_an_answer_is_the_one_that_generate_gives(server: Running, fields: dict[
     assert reasons == [None] * (len(chunks) - 1) + [expected.finish_reason]
 
 
-def test_usage_in_every_chunk_grows(server: Running):
+def test_per_chunk_usage_increases(server: Running):
     body = {**PLAIN, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     events = server.events("/v1/chat/completions", body)[:-1]
     counts = [event["usage"]["completion_tokens"] for event in events]
@@ -150,7 +150,7 @@ def test_accepted_prediction_tokens_are_counted(server: Running):
     assert details.accepted_prediction_tokens <= 39
 
 
-def test_counts_of_draft_tokens_add_up(server: Running):
+def test_draft_token_counts_add_up(server: Running):
     response = chat(
         server,
         max_tokens=60,
@@ -183,7 +183,7 @@ def test_a_client_cannot_name_files_as_drafters(server: Running, drafter: str):
         chat(server, speculation={"drafter": drafter})
 
 
-def test_a_refusal_of_an_earlier_answer_is_its_content(server: Running):
+def test_an_earlier_refusal_is_its_messages_content(server: Running):
     text = chat(server, messages=[CHAT[1], {"role": "assistant", "content": "No."}, CHAT[1]])
     for fields in (
         {"content": [{"type": "refusal", "refusal": "No."}]},
@@ -240,8 +240,8 @@ def test_a_required_function_is_called(server: Running, choice: Any, stream: boo
     assert reasons == ["tool_calls"]
 
 
-def test_a_salt_or_a_prompt_alone_keeps_an_answer_private(server: Running):
-    """It is neither kept, nor drafted from."""
+def test_a_salted_or_prefill_only_request_is_private(server: Running):
+    """The response is neither saved nor used for drafts."""
     prepared = [
         server.server.service.prepare(ChatBody.model_validate({"messages": CHAT, **more}))[0]
         for more in ({}, {"cache_salt": "a"}, {"max_tokens": 0})

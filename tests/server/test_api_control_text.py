@@ -1,4 +1,4 @@
-"""What every endpoint makes of a chat: orders of roles, and names of control tokens as text."""
+"""Chats at every endpoint: orders of roles, and names of special tokens as text."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ def asked(server: Running, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_no_control_token_comes_from_a_request(
+def test_no_special_token_comes_from_a_request(
     path: str, scripted_server: Running, prompts: list[list[int]]
 ):
     body = BODIES[path]
@@ -114,7 +114,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>[{{ m.role }}] {{ m.content }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>[assistant]{% endif %}"
 )
-"""Others: tests/models/templates/test_roles.py."""
+"""More are in tests/models/templates/test_roles.py."""
 S, D = {"role": "system", "content": "S"}, {"role": "developer", "content": "D"}
 X, Y = {"role": "user", "content": "x"}, {"role": "user", "content": "y"}
 A = {"role": "assistant", "content": "a"}
@@ -177,7 +177,7 @@ def response_body(chat: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_door_makes_the_same_prompt_of_an_order_of_roles(case: str, server: Running):
+def test_every_api_builds_the_same_prompt_from_the_same_roles(case: str, server: Running):
     chat, expected = CASES[case]
     prompts = engine_of(server).prompts
     bodies = {

@@ -1,4 +1,4 @@
-"""POST /v1/decisions, with OpenAI's client and from outside."""
+"""POST /v1/decisions, with OpenAI's client and over plain HTTP."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -29,7 +29,7 @@ def decided(server: Running, **body: Any) -> Any:
     return response.json()
 
 
-def test_the_client_of_openai_gets_the_decisions_of_the_python_api(server: Running):
+def test_the_openai_client_gets_the_decisions_of_the_python_api(server: Running):
     response = server.openai.decisions.create(model="tiny", **BODY)
     expected = server.model.without_history().decide("the rain", QUESTIONS)
     predicate, choice, score = response.answers
@@ -50,7 +50,7 @@ def test_the_client_of_openai_gets_the_decisions_of_the_python_api(server: Runni
     assert "paceline_decisions_total 3.0" in counted
 
 
-def test_a_decision_has_the_same_bits_in_a_crowd_and_with_a_key_of_its_own(server: Running):
+def test_a_decision_is_bit_identical_under_load_and_with_its_own_key(server: Running):
     alone = decided(server, prompt_cache_key="another")
     assert alone["exact"]
     chat = {"messages": [{"role": "user", "content": "the rain"}], "max_tokens": 30}
@@ -66,7 +66,7 @@ def test_a_decision_has_the_same_bits_in_a_crowd_and_with_a_key_of_its_own(serve
     assert cached["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
 
-def test_calls_and_their_results_are_an_input(server: Running):
+def test_tool_calls_and_results_are_valid_decision_input(server: Running):
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     custom = {"type": "custom_tool_call", "call_id": "2", "name": "g", "input": "x"}
     items = [
@@ -116,7 +116,9 @@ USER = {"role": "user", "content": [{"type": "input_text", "text": "a"}, IMAGE]}
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_a_wrong_request_is_refused_by_its_field(body: Any, param: str | None, server: Running):
+def test_an_invalid_decision_request_is_rejected_with_its_field(
+    body: Any, param: str | None, server: Running
+):
     response = server.post("/v1/decisions", {**BODY, **body})
     assert response.status_code == (404 if param == "model" else 400), response.text
     assert response.json()["error"]["param"] == param

@@ -1,4 +1,4 @@
-"""Wrong requests: a 4xx in the form of their API that names the field, and the next is answered."""
+"""Invalid requests: a 4xx error in the API's format names the field, and the server continues."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from paceline.server.stream_text import Answer
 from support.errors import raises
-from support.others import CHAT, TEXT, fault, fault_of_anthropic
+from support.other_clients import CHAT, TEXT, fault, fault_of_anthropic
 from support.scripted import fails_in_its_stream
 from support.server import Running, running
 
@@ -176,7 +176,7 @@ INSTEAD = [
 
 
 def message_of(response: Any, path: str, status: int) -> str:
-    """The message of an error, which has the form of its API."""
+    """Return the message of an error, checking its API's format."""
     if path != MESSAGES:
         return str(fault(response, status)["message"])
     kind = {400: "invalid_request_error", 404: "not_found_error"}[status]
@@ -184,7 +184,7 @@ def message_of(response: Any, path: str, status: int) -> str:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_wrong_value_is_named_in_the_form_of_its_api(server: Running, path: str):
+def test_an_invalid_value_is_reported_in_each_apis_error_format(server: Running, path: str):
     wrong = [({name: value}, name) for name, v in VALUES.get(path, {}).items() for value in v]
     for fields, named in wrong + WRONG[path]:
         status = 404 if "model" in fields else 400
@@ -201,7 +201,7 @@ def test_a_wrong_value_is_named_in_the_form_of_its_api(server: Running, path: st
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_overflow_of_the_context_has_the_words_that_clients_of_each_api_look_for(
+def test_context_overflow_errors_have_the_wording_that_clients_look_for(
     server: Running, stream: bool
 ):
     for count in (512, 600, 100_000):
@@ -218,7 +218,7 @@ def test_an_overflow_of_the_context_has_the_words_that_clients_of_each_api_look_
             assert error["n_ctx"] == 512 < error["n_prompt_tokens"]
 
 
-def test_a_number_of_json_may_have_a_fraction_of_zero(server: Running):
+def test_an_integer_field_accepts_a_float_with_zero_fraction(server: Running):
     body = {"temperature": 1.5, "return_token_ids": True, **BODIES[CHAT]}
     bodies = [{"seed": n, "max_tokens": n, "n": n, "top_k": n} for n in (5, 5.0)]
     whole, real = (server.post(CHAT, {**body, **more}).json()["choices"] for more in bodies)
@@ -242,7 +242,7 @@ HALVES = [
 
 
 @pytest.mark.parametrize(("path", "body", "field"), HALVES)
-def test_half_of_a_surrogate_pair_is_named(
+def test_a_lone_surrogate_is_reported(
     path: str, body: dict[str, Any], field: str | None, server: Running
 ):
     for text in (json.dumps(body), json.dumps(body, ensure_ascii=False)):
@@ -252,7 +252,7 @@ def test_half_of_a_surrogate_pair_is_named(
         assert path == MESSAGES or response.json()["error"]["param"] == field
 
 
-def test_a_structure_that_is_none_and_a_known_field_at_the_wrong_endpoint_are_named(
+def test_invalid_structures_and_fields_of_other_endpoints_are_reported(
     server: Running,
 ):
     for form in ({"regex": "("}, {"grammar": "start: nobody"}):
@@ -264,7 +264,7 @@ def test_a_structure_that_is_none_and_a_known_field_at_the_wrong_endpoint_are_na
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_fault_before_a_stream_has_begun_has_a_status(
+def test_an_error_before_a_stream_starts_has_a_status(
     server: Running, path: str, monkeypatch: pytest.MonkeyPatch
 ):
     def fails(*_: Any) -> Any:
@@ -286,7 +286,7 @@ LAST = {RESPONSES: "response.failed", MESSAGES: "error"}
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_fault_in_a_stream_is_its_last_event(
+def test_an_error_in_a_stream_is_its_last_event(
     server: Running, path: str, monkeypatch: pytest.MonkeyPatch
 ):
     fails_in_its_stream(server, monkeypatch)
@@ -312,12 +312,14 @@ def test_a_fault_in_a_stream_is_its_last_event(
         ('{"prompt": "a"}'.encode("utf-16"), "identity", "UTF-16"),
     ],
 )
-def test_a_body_in_another_coding_is_told_so(server: Running, body: bytes, coding: str, words: str):
+def test_an_unsupported_content_encoding_is_reported(
+    server: Running, body: bytes, coding: str, words: str
+):
     response = server.post(TEXT, body, headers={"content-encoding": coding})
     assert words in fault(response, 400 if coding == "identity" else 415)["message"]
 
 
-def test_a_model_without_a_chat_template_says_what_to_use(
+def test_a_missing_chat_template_error_suggests_an_alternative(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ):
     prompts = server.server.service.prompts
@@ -326,7 +328,7 @@ def test_a_model_without_a_chat_template_says_what_to_use(
     assert "/v1/completions" in error["message"]
 
 
-def test_more_answers_than_the_queue_holds_are_rejected(module_model: Model):
+def test_requests_beyond_the_queue_limit_are_rejected(module_model: Model):
     with running(module_model, Settings(max_waiting=3)) as server:
         fault(server.post(TEXT, {"prompt": ["a", "b"], "n": 2}))
 
@@ -342,13 +344,13 @@ def test_more_answers_than_the_queue_holds_are_rejected(module_model: Model):
         ("/v1/nothing", "/v1"),
     ],
 )
-def test_a_wrong_address_is_told_where_the_api_is(path: str, where: str, server: Running):
+def test_an_unknown_url_error_points_to_the_api(path: str, where: str, server: Running):
     for response in (server.post(path, {}), server.get(path)):
         assert response.status_code == 404
         assert f"the API is at {where}, and /openapi.json" in response.json()["error"]["message"]
 
 
-def test_a_server_behind_a_proxy_may_get_its_path(model: Model):
+def test_a_server_behind_a_proxy_accepts_a_path_prefix(model: Model):
     with running(model, root_path="/m/x", api_keys=("a" * 20,)) as server:
         for root in ("/m/x", ""):
             assert server.get(f"{root}/health").status_code == 200

@@ -37,7 +37,7 @@ def test_allowed_hosts_are_accepted(model: Model):
         ("--allow-host", ("", " ", "a b", "http://a", "a/b", "a:8000", "[::1]", "a..b", "é")),
     ],
 )
-def test_an_origin_and_a_host_that_no_client_can_send_are_refused(
+def test_origins_and_hosts_that_no_client_sends_are_rejected(
     option: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ):
     for value in values:
@@ -47,7 +47,7 @@ def test_an_origin_and_a_host_that_no_client_can_send_are_refused(
         assert output.count("\n") == 1
 
 
-def test_origins_and_hosts_that_clients_send_are_taken():
+def test_origins_and_hosts_that_clients_send_are_accepted():
     origins = ("*", "http://a", "https://a.example:8443", "http://[::1]:3000", "tauri://localhost")
     hosts = ("*", "a", "A.example", "under_score", "127.0.0.1", "::1", "xn--bcher-kva.example.")
     settings = Settings(origins=origins, hosts=hosts)
@@ -55,9 +55,7 @@ def test_origins_and_hosts_that_clients_send_are_taken():
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing"])
-def test_a_client_that_is_still_sending_gets_the_error_of_its_large_body(
-    server: Running, path: str
-):
+def test_a_client_still_sending_a_large_body_gets_its_error(server: Running, path: str):
     body = b"a" * 20_000_000
     with socket.create_connection(("127.0.0.1", server.server.port), PATIENCE) as client:
         client.sendall(head(len(body), "Connection: close", path=path) + body)
@@ -92,7 +90,7 @@ def test_rejected_requests_are_counted(model: Model):
 
 
 def wait_for_hang_up(connection: socket.socket) -> None:
-    """The other side has to close."""
+    """Wait until the other side closes the connection."""
     connection.settimeout(PATIENCE)
     while connection.recv(4096):
         pass
@@ -117,7 +115,7 @@ def test_slow_headers_and_bodies_time_out(model: Model):
         assert server.get("/health").status_code == 200
 
 
-def test_a_server_that_other_machines_reach_requires_a_key(model: Model):
+def test_a_server_reachable_from_other_machines_requires_a_key(model: Model):
     with raises(InvalidRequest, "API"):
         Server(model, Settings(host="0.0.0.0"))
     for settings in (Settings(api_keys=("k",)), Settings(no_auth=True)):
@@ -127,7 +125,7 @@ def test_a_server_that_other_machines_reach_requires_a_key(model: Model):
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that loads a model by a command fails; the environment has no key."""
+    """Fail if a command loads a model; remove the key from the environment."""
     monkeypatch.delenv("PACELINE_API_KEY", raising=False)
     monkeypatch.setattr(
         "paceline.cli.serve.load_model", lambda *_, **__: pytest.fail("a model was loaded")
@@ -135,7 +133,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("source", ["--api-key", "PACELINE_API_KEY", "--api-key-file"])
-def test_an_empty_api_key_from_any_source_is_refused(
+def test_an_empty_api_key_from_any_source_is_rejected(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     for empty in ("", " ", "\t"):
@@ -152,7 +150,7 @@ def test_an_empty_api_key_from_any_source_is_refused(
     assert main(["serve", "--api-key", "", "--api-key", "good"]) == 2
 
 
-def test_an_address_that_cannot_be_served_is_refused_before_a_model_is_fetched(
+def test_an_unusable_address_is_rejected_before_downloading_a_model(
     capsys: pytest.CaptureFixture[str],
 ):
     assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
@@ -162,7 +160,7 @@ def test_an_address_that_cannot_be_served_is_refused_before_a_model_is_fetched(
     assert "choose another with --port" in capsys.readouterr().err
 
 
-def test_a_key_file_without_a_valid_key_on_every_line_is_refused(tmp_path: Path):
+def test_a_key_file_with_an_invalid_line_is_rejected(tmp_path: Path):
     path = tmp_path / "keys.txt"
     contents = (b"", b"# none\n", b"one\n\ntwo\n", b" one\n", b"one\x00\n", b"k" * (2**20 + 1))
     for content in contents:
@@ -177,7 +175,7 @@ def test_a_key_file_without_a_valid_key_on_every_line_is_refused(tmp_path: Path)
     assert "secret" not in str(caught.value)
 
 
-def test_keys_of_flags_and_a_file_are_joined_and_the_environment_is_for_neither(tmp_path: Path):
+def test_keys_from_flags_and_a_file_are_combined_and_override_the_environment(tmp_path: Path):
     path = tmp_path / "keys.txt"
     path.write_bytes(b"# mine\ntwo\r\nthree")
     environment = {"PACELINE_API_KEY": "four"}
@@ -215,7 +213,7 @@ def test_every_key_is_compared_in_constant_time(model: Model, monkeypatch: pytes
             assert set(compared) == {b"first", b"second", b"third"}
 
 
-def test_a_stored_response_is_there_for_the_key_that_made_it_alone(model: Model):
+def test_a_stored_response_needs_the_key_that_made_it(model: Model):
     mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
     path = "/v1/responses"
     body = {"input": "this is the one", "max_output_tokens": 4}

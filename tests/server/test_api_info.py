@@ -1,4 +1,4 @@
-"""What a server says of itself: models, tokens, health, and metrics, compared with responses."""
+"""A server's models, tokens, health, and metrics, compared with responses."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from paceline.runtime.model import Model
 from paceline.server.http import to_json
 from paceline.server.settings import Settings
-from support.others import fault, fault_of_anthropic
+from support.other_clients import fault, fault_of_anthropic
 from support.server import Running, running
 from support.waiting import until
 
@@ -98,7 +98,7 @@ def observed(module_model: Model) -> Iterator[Observed]:
         yield Observed(responses, values(server), server)
 
 
-def test_token_counters_equal_the_usage(observed: Observed):
+def test_token_counters_match_the_usage(observed: Observed):
     assert observed.counted("prompt_tokens_total") == observed.total("usage", "prompt_tokens")
     assert observed.counted("generation_tokens_total") == observed.total(
         "usage", "completion_tokens"
@@ -110,7 +110,7 @@ def test_token_counters_equal_the_usage(observed: Observed):
     assert observed.counted("cached_prompt_tokens_total") == cached > 0
 
 
-def test_step_and_drafter_counters_equal_the_speculation_fields(observed: Observed):
+def test_step_and_drafter_counters_match_the_speculation_fields(observed: Observed):
     assert observed.counted("steps_total") == observed.total("speculation", "steps") > 0
     result = observed.counters
     assert result["paceline_drafter_draft_tokens_total"] == observed.by("speculation", "drafted_by")
@@ -124,7 +124,7 @@ def test_step_and_drafter_counters_equal_the_speculation_fields(observed: Observ
     assert observed.counted("step_tokens_total") == pytest.approx(tokens)
 
 
-def test_draft_counters_equal_the_acceptance_histograms(observed: Observed):
+def test_draft_counters_match_the_acceptance_histograms(observed: Observed):
     about = [response["metrics"]["speculative_decoding"] for response in observed.responses]
     assert observed.counted("drafts_total") == sum(item["num_spec_steps"] for item in about) > 0
     assert observed.counted("draft_tokens_total") == sum(item["num_draft_tokens"] for item in about)
@@ -140,7 +140,7 @@ def test_draft_counters_equal_the_acceptance_histograms(observed: Observed):
     assert sum(result.values()) == accepted
 
 
-def test_latencies_are_observed_once_per_answer(observed: Observed):
+def test_latencies_are_observed_once_per_response(observed: Observed):
     answers = len(observed.responses)
     short = sum(r["usage"]["completion_tokens"] < 2 for r in observed.responses)
     names = ("queue", "time_to_first_token", "e2e_request_latency", "time_per_output_token")
@@ -152,7 +152,7 @@ def test_latencies_are_observed_once_per_answer(observed: Observed):
     assert each == pytest.approx(per_token / 1e3)
 
 
-def test_several_answers_have_one_prompt(module_model: Model):
+def test_several_responses_count_one_prompt(module_model: Model):
     with running(module_model) as server:
         body = {"prompt": ["a b", REPEATED], "max_tokens": 5, "n": 3, "ignore_eos": True}
         usage = server.post("/v1/completions", body).json()["usage"]
@@ -174,7 +174,7 @@ def test_every_metric_has_its_help_and_type(observed: Observed):
     assert REPEATED[:8] not in text
 
 
-def test_metrics_are_served_under_v1_too_and_require_a_key(module_model: Model):
+def test_metrics_are_also_served_under_v1_and_require_a_key(module_model: Model):
     with running(module_model, Settings(api_keys=("key",))) as server:
         for path in ("/metrics", "/v1/metrics"):
             assert server.get(path).status_code == 401
@@ -203,7 +203,7 @@ def test_gauges_show_the_load_and_a_client_that_disconnects_is_counted(slow_mode
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "draining"])
-def test_answers_that_are_cut_are_counted_with_their_tokens(slow_model: Model, reason: str):
+def test_truncated_responses_are_counted_with_their_tokens(slow_model: Model, reason: str):
     settings = Settings(max_running=1, request_seconds=0.4 if reason == "timeout" else None)
     with running(slow_model, settings) as server:
         load = server.scheduler.load
@@ -241,7 +241,7 @@ def test_the_model_is_listed_and_found(server: Running):
     assert fault(server.get("/v1/models/other/one"), 404)["code"] == "model_not_found"
 
 
-def test_the_list_of_models_is_a_page_of_anthropics_too(server: Running):
+def test_the_model_list_is_also_a_valid_anthropic_page(server: Running):
     headers = {"anthropic-version": "2023-06-01"}
     page = server.get("/v1/models?limit=1", headers=headers).json()
     (listed,) = page["data"]
@@ -254,7 +254,7 @@ def test_the_list_of_models_is_a_page_of_anthropics_too(server: Running):
     assert "other" in fault_of_anthropic(unknown, 404, "not_found_error")
 
 
-def test_tokens_are_those_of_a_prompt(server: Running):
+def test_tokenize_returns_the_tokens_of_a_prompt(server: Running):
     text = "the rain <|im_end|>"
     ids = server.model.tokens(text, raw=True)
     response = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
@@ -267,7 +267,7 @@ def test_tokens_are_those_of_a_prompt(server: Running):
     assert pieces[-1]["piece"] == "<|im_end|>" == server.get("/tokenizer_info").json()["eos_token"]
 
 
-def test_a_chat_can_be_counted(server: Running):
+def test_the_tokens_of_a_chat_can_be_counted(server: Running):
     messages: list[Any] = [{"role": "user", "content": "how many <|im_end|>?"}]
     response = server.post("/tokenize", {"messages": messages}).json()
     used = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).json()
@@ -276,13 +276,13 @@ def test_a_chat_can_be_counted(server: Running):
     assert shorter.json()["count"] < response["count"]
 
 
-def test_health_is_ok_until_the_engine_ends(own_server: Running):
+def test_health_is_ok_until_the_engine_fails(own_server: Running):
     assert own_server.get("/health").json() == {"status": "ok"}
     own_server.scheduler.close()
     assert own_server.get("/v1/health").status_code == 503
 
 
-def test_json_is_one_line_for_every_reader():
+def test_json_is_one_line_for_every_parser():
     value = {"text": "a\x85b\u2028c\u2029d\x1ce\nf\u00e9"}
     written = to_json(value).decode()
     assert len(written.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Clients that leave, wait or do not read; engines that break; readers; a server that ends."""
+"""Clients that leave, wait or do not read; failing engines; reader threads; shutdown."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ from paceline.server.run import Server, request_log, serve
 from paceline.server.service import Lane, Readers
 from paceline.server.settings import Settings
 from paceline.system.processes import Interrupt, Interrupted
-from support.others import CHAT, LONG, slowed
+from support.other_clients import CHAT, LONG, slowed
 from support.server import HTTP, Running, request, running
 from support.waiting import PATIENCE, until
 
@@ -27,13 +27,13 @@ JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 
 
 
 def sent(server: Running, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request was sent, and nothing read."""
+    """A connection that has sent a request and read nothing."""
     connection = socket.create_connection(("127.0.0.1", server.server.port))
     connection.sendall(request(body))
     return connection
 
 
-def test_compiling_ends_when_the_client_that_waits_for_it_is_gone(
+def test_compilation_ends_when_its_client_disconnects(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     interrupts = list[Interrupt]()
@@ -58,7 +58,7 @@ def test_compiling_ends_when_the_client_that_waits_for_it_is_gone(
     assert [interrupt.requested for interrupt in interrupts] == [True]
 
 
-def test_an_answer_over_its_time_limit_ends(slow_model: Model):
+def test_a_response_over_its_time_limit_ends(slow_model: Model):
     with running(slow_model, Settings(request_seconds=0.6)) as server:
         response = server.post("/v1/completions", LONG)
         assert response.status_code == 504
@@ -69,7 +69,7 @@ def test_an_answer_over_its_time_limit_ends(slow_model: Model):
         assert len(events) > 3
 
 
-def test_a_stuck_engine_call_fails_the_health_check(
+def test_a_stuck_forward_pass_fails_the_health_check(
     slow_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("paceline.server.api.info._STUCK_SECONDS", 0.05)
@@ -92,7 +92,9 @@ def test_a_stuck_engine_call_fails_the_health_check(
         until(lambda: server.scheduler.load.running == 0)
 
 
-def test_a_stream_says_how_far_a_long_prefill_is(model: Model, monkeypatch: pytest.MonkeyPatch):
+def test_a_stream_reports_the_progress_of_a_long_prefill(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(endpoint, "_PROGRESS_SECONDS", 0.05)
     monkeypatch.setattr(batch, "_PREFILL_ROWS", 64)
     with slowed(model, 0.1), running(model) as server:
@@ -130,7 +132,7 @@ def test_an_idle_stream_gets_keepalives(slow_model: Model):
         assert len(rest) == 5  # three tokens, the end, [DONE]
 
 
-def test_the_log_has_paths_and_no_prompts(own_server: Running, caplog: pytest.LogCaptureFixture):
+def test_the_log_has_paths_but_no_prompts(own_server: Running, caplog: pytest.LogCaptureFixture):
     caplog.set_level("DEBUG", logger="paceline")
     for path, body in [
         ("/v1/completions", {"prompt": "hushhush", "max_tokens": 2}),
@@ -150,7 +152,7 @@ def test_the_log_has_paths_and_no_prompts(own_server: Running, caplog: pytest.Lo
     assert "hush" not in caplog.text
 
 
-def test_a_request_is_a_line_of_standard_error_unless_quiet(
+def test_each_request_is_a_line_on_stderr_unless_quiet(
     own_server: Running, capsys: pytest.CaptureFixture[str]
 ):
     lines = ""
@@ -170,7 +172,9 @@ def test_a_request_is_a_line_of_standard_error_unless_quiet(
     assert capsys.readouterr().err == ""
 
 
-def test_grammars_are_warm_before_the_first_request(model: Model, monkeypatch: pytest.MonkeyPatch):
+def test_the_grammar_compiler_is_ready_before_the_first_request(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
     results = list[Server]()
     monkeypatch.setattr(Server, "run", lambda server, **_: results.append(server))
     serve(model, Settings())
@@ -185,7 +189,7 @@ SHORT: dict[str, Any] = {"messages": [TURN], "max_tokens": 2}
 
 
 @pytest.mark.parametrize("busy", [Lane.LONG, Lane.GRAMMAR])
-def test_short_bodies_wait_neither_for_long_ones_nor_for_grammars(busy: Lane):
+def test_short_requests_wait_for_neither_long_ones_nor_grammars(busy: Lane):
     readers, over = Readers(), threading.Event()
 
     async def run() -> str:
@@ -200,7 +204,7 @@ def test_short_bodies_wait_neither_for_long_ones_nor_for_grammars(busy: Lane):
     assert readers.busy_seconds == 0
 
 
-def test_work_that_waits_is_dropped_with_its_caller():
+def test_queued_work_is_dropped_with_its_caller():
     readers, over, done = Readers(), threading.Event(), list[int]()
 
     async def run() -> None:
@@ -224,7 +228,7 @@ def test_closed_readers_accept_nothing():
         asyncio.run(readers.run(Lane.SHORT, str))
 
 
-def test_a_grammar_that_hangs_delays_no_chat_and_fails_the_health_check(
+def test_a_hanging_grammar_delays_no_chat_and_fails_the_health_check(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     over = threading.Event()
@@ -247,7 +251,7 @@ def test_a_grammar_that_hangs_delays_no_chat_and_fails_the_health_check(
 
 @pytest.mark.parametrize("field", ["structured_outputs", r"structured\u005foutputs"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-def test_the_event_loop_compiles_no_grammar_however_its_field_is_written(
+def test_the_event_loop_never_compiles_a_grammar(
     model: Model, monkeypatch: pytest.MonkeyPatch, field: str, path: str
 ):
     threads = list[str]()

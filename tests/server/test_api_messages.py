@@ -8,7 +8,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
-from support.others import fault_of_anthropic
+from support.other_clients import fault_of_anthropic
 from support.scripted import CALL, DONE, SAID, THOUGHT, always, calling_ls, engine_of, prompt_of
 from support.server import Running, running
 
@@ -36,7 +36,7 @@ def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
 
 
 def streamed(server: Running, body: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The events of a stream, and the message that a client makes of them."""
+    """Return the events of a stream, and the client's message from them."""
     text = server.post(PATH, {**body, "stream": True}).text
     events = []
     for lines in text.strip().split("\n\n"):
@@ -80,7 +80,7 @@ CONTENT: list[dict[str, Any]] = [
 ]
 
 
-def test_a_message_has_a_block_for_its_thoughts_its_text_and_each_call(server: Running):
+def test_a_message_has_blocks_for_reasoning_text_and_each_call(server: Running):
     response = asked(server, BODY, model=server.server.service.name)
     assert without_ids(response["content"]) == CONTENT
     assert (response["type"], response["role"]) == ("message", "assistant")
@@ -90,7 +90,7 @@ def test_a_message_has_a_block_for_its_thoughts_its_text_and_each_call(server: R
     assert response["content"][2]["id"].startswith("toolu_")
 
 
-def test_the_events_of_a_stream_make_the_same_message(server: Running):
+def test_stream_events_add_up_to_the_same_message(server: Running):
     events, message = streamed(server, BODY)
     started = events[0]["message"]["usage"]["input_tokens"]
     assert without_ids(message["content"]) == CONTENT
@@ -108,7 +108,7 @@ def test_the_events_of_a_stream_make_the_same_message(server: Running):
     assert started == total
 
 
-def test_a_tools_result_is_answered(server: Running):
+def test_a_tool_result_gets_a_response(server: Running):
     first = asked(server, BODY)
     result = {
         "type": "tool_result",
@@ -128,7 +128,7 @@ def test_a_tools_result_is_answered(server: Running):
     assert prompt.index("<tool_response>\n4 files here") < prompt.index("Go on.")
 
 
-def test_a_system_prompt_is_text_or_blocks_and_has_no_billing_header(server: Running):
+def test_a_system_prompt_is_text_or_blocks_without_billing_headers(server: Running):
     billing = {"type": "text", "text": "x-anthropic-billing-header: cch=1;"}
     blocks = [billing, {"type": "text", "text": "Be brief.", "cache_control": {}}]
     for system in ("Be brief.", blocks):
@@ -146,7 +146,9 @@ def test_a_system_prompt_is_text_or_blocks_and_has_no_billing_header(server: Run
         ({"max_tokens": 10**9}, "model_context_window_exceeded", None),
     ],
 )
-def test_stop_reasons(server: Running, fields: dict[str, Any], reason: str, sequence: str | None):
+def test_stop_reasons_have_anthropic_names(
+    server: Running, fields: dict[str, Any], reason: str, sequence: str | None
+):
     long = reason == "model_context_window_exceeded"
     engine_of(server).rules = [always("a b " * 1000 if long else DONE)]
     body = {**BODY, "tools": [], **fields}
@@ -157,7 +159,7 @@ def test_stop_reasons(server: Running, fields: dict[str, Any], reason: str, sequ
             assert item["content"][0]["text"] == "There are 4 "
 
 
-def test_a_choice_makes_the_answer_call_or_not_and_a_servers_tools_are_left_out(server: Running):
+def test_tool_choice_is_obeyed_and_server_tools_are_dropped(server: Running):
     others: dict[str, Any] = {"tools": [{"type": "web_search_20250305"}]}
     for more in ({"tool_choice": {"type": "none"}}, others):
         response = asked(server, {**BODY, **more})
@@ -171,7 +173,7 @@ def test_a_choice_makes_the_answer_call_or_not_and_a_servers_tools_are_left_out(
         assert [block["type"] for block in response["content"]] == ["tool_use"]
 
 
-def test_errors_outside_of_the_endpoint_have_anthropics_form(scripted_server: Running):
+def test_errors_outside_the_endpoint_have_anthropics_format(scripted_server: Running):
     model: Model = scripted_server.model
     with running(model, Settings(api_keys=("key",), hosts=("good",))) as server:
         good = {"host": "good"}
@@ -190,7 +192,7 @@ def test_errors_outside_of_the_endpoint_have_anthropics_form(scripted_server: Ru
         fault_of_anthropic(response, 415, "invalid_request_error")
 
 
-def test_a_ping_keeps_a_stream_open(scripted_server: Running, monkeypatch: pytest.MonkeyPatch):
+def test_pings_keep_a_stream_open(scripted_server: Running, monkeypatch: pytest.MonkeyPatch):
     import time
 
     engine_of(scripted_server).rules = [always(DONE)]

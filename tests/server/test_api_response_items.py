@@ -1,4 +1,4 @@
-"""Responses with tools, thoughts and state: items, events, and what is stored. A scripted model."""
+"""Responses with tools, reasoning and state: items, events and storage. A scripted model."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -75,7 +75,7 @@ def result_of(response: Any, output: Any = "4 files here") -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call["call_id"], "output": output}
 
 
-def test_an_answer_has_an_item_for_its_thoughts_its_text_and_each_call(server: Running):
+def test_a_response_has_items_for_reasoning_text_and_each_call(server: Running):
     response = asked(server, BODY)
     assert without_ids(response["output"]) == OUTPUT
     assert response["status"] == "completed"
@@ -84,7 +84,7 @@ def test_an_answer_has_an_item_for_its_thoughts_its_text_and_each_call(server: R
     assert 0 < details["reasoning_tokens"] < response["usage"]["output_tokens"]
 
 
-def test_the_events_of_a_stream_come_in_openais_order(server: Running):
+def test_stream_events_come_in_openais_order(server: Running):
     events = server.events(PATH, BODY)
     for event in events:
         KNOWN.validate_python(event, strict=True)
@@ -111,7 +111,7 @@ def test_the_events_of_a_stream_come_in_openais_order(server: Running):
     assert {item["status"] for item in added} == {"in_progress"}
 
 
-def test_a_tools_result_goes_on_by_id_by_items_and_by_references_alike(server: Running):
+def test_a_tool_result_continues_by_id_items_or_references(server: Running):
     first = asked(server, BODY)
     turn = {"role": "user", "content": BODY["input"]}
     references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
@@ -130,7 +130,7 @@ def test_a_tools_result_goes_on_by_id_by_items_and_by_references_alike(server: R
     assert prompt_of(server).index(DONE) < prompt_of(server).index("Sure?")
 
 
-def test_thoughts_come_back_in_encrypted_content(server: Running):
+def test_reasoning_round_trips_in_encrypted_content(server: Running):
     include = ["reasoning.encrypted_content"]
     (item, *_) = asked(server, BODY, include=include, store=False)["output"]
     sent = {"type": "reasoning", "summary": [], "encrypted_content": item["encrypted_content"]}
@@ -139,7 +139,7 @@ def test_thoughts_come_back_in_encrypted_content(server: Running):
         assert (THOUGHT in prompt_of(server)) is there
 
 
-def test_tools_of_unknown_kinds_are_left_out(server: Running):
+def test_unknown_tool_types_are_dropped(server: Running):
     others = [{"type": "web_search"}, {"type": "tool_search", "name": "patch"}]
     response = asked(server, BODY, tools=[*others, TOOL])
     assert [tool["type"] for tool in response["tools"]] == ["function"]
@@ -189,7 +189,7 @@ def test_functions_in_a_namespace_are_called_by_name_and_namespace(disk_server: 
     assert "<tool_call>" in prompts[0]
 
 
-def test_a_stream_has_the_namespace_of_a_called_function(disk_server: Running):
+def test_a_stream_includes_the_called_functions_namespace(disk_server: Running):
     events = disk_server.events(PATH, {**BODY, "tools": [SPACE]})
     items = [event["item"] for event in events if "item" in event]
     assert [NAMED.items() <= item.items() for item in items] == [True, True]
@@ -210,9 +210,7 @@ IN_SPACE = {"type": "namespace", "name": "functions", "description": "", "tools"
 
 
 @pytest.mark.parametrize("tools", [[CUSTOM, TOOL], [IN_SPACE]])
-def test_a_custom_tool_is_a_function_with_one_string_and_is_answered_in_its_own_form(
-    server: Running, tools: list[Any]
-):
+def test_a_custom_tool_is_a_function_with_one_string_argument(server: Running, tools: list[Any]):
     name = "apply_patch" if tools[0] is CUSTOM else "functions__apply_patch"
     engine_of(server).rules = [
         when("made the file", DONE),
@@ -259,7 +257,7 @@ def test_a_custom_tool_is_a_function_with_one_string_and_is_answered_in_its_own_
     assert PATCH.startswith(cut[0]["input"])
 
 
-def test_tools_that_an_item_offers_are_offered(server: Running):
+def test_tools_in_an_additional_tools_item_are_available(server: Running):
     engine_of(server).rules = [always(called("functions__apply_patch", {"input": "x"}))]
     offers = {"type": "additional_tools", "role": "developer", "tools": [IN_SPACE]}
     turn = {"role": "user", "content": "Do it."}
@@ -267,7 +265,7 @@ def test_tools_that_an_item_offers_are_offered(server: Running):
     assert (call["type"], call["namespace"]) == ("custom_tool_call", "functions")
 
 
-def test_names_of_functions_in_namespaces_do_not_collide(disk_server: Running):
+def test_namespaced_function_names_do_not_collide(disk_server: Running):
     taken = {**TOOL, "name": "mcp__disk__ls"}
     other = {**SPACE, "name": "mcp", "tools": [{**TOOL, "name": "disk__ls"}]}
     response = asked(disk_server, BODY, tools=[SPACE, other, taken])
@@ -292,7 +290,7 @@ def allowed(*tools: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_choice_may_name_a_function_in_a_namespace(disk_server: Running, choice: Any, tools: Any):
+def test_tool_choice_may_name_a_namespaced_function(disk_server: Running, choice: Any, tools: Any):
     response = asked(disk_server, BODY, tool_choice=choice, tools=tools)
     assert response["output"][0]["namespace"] == "mcp__disk"
 
@@ -301,7 +299,7 @@ LS = {"type": "function", "name": "ls"}
 
 
 @pytest.mark.parametrize("choice", ["required", LS, allowed(LS), "none"])
-def test_a_choice_makes_the_answer_call_or_not(server: Running, choice: Any):
+def test_tool_choice_is_obeyed(server: Running, choice: Any):
     kinds = ["reasoning", "message"]
     if choice != "none":
         engine_of(server).rules = [always(CALL)]
@@ -310,14 +308,16 @@ def test_a_choice_makes_the_answer_call_or_not(server: Running, choice: Any):
     assert [item["type"] for item in response["output"]] == kinds
 
 
-def test_an_answer_cut_by_length_is_incomplete(server: Running):
+def test_a_response_truncated_by_length_is_incomplete(server: Running):
     for event in (asked(server, BODY, max_output_tokens=5), None):
         result = event or server.events(PATH, {**BODY, "max_output_tokens": 5})[-1]["response"]
         assert result["status"] == "incomplete"
         assert result["output"][-1]["status"] == "incomplete"
 
 
-def test_the_store_is_bounded_and_forgets_the_least_recently_used(monkeypatch: pytest.MonkeyPatch):
+def test_the_response_store_is_bounded_and_evicts_the_least_recently_used(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(response_store, "_MAX_BYTES", 100_000)
     store = ResponseStore()
     for name in "abcdefgh":
@@ -332,7 +332,7 @@ def test_the_store_is_bounded_and_forgets_the_least_recently_used(monkeypatch: p
     assert store._size == 0
 
 
-def test_an_answer_with_a_stop_token_is_completed(own_server: Running):
+def test_a_response_ended_by_a_stop_token_is_completed(own_server: Running):
     values: Any = {"type": "json_schema", "name": "n", "schema": {"enum": ["yes"]}}
     logprobs: Any = ["message.output_text.logprobs"]
     with own_server.openai.responses.stream(

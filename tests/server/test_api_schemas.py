@@ -20,7 +20,7 @@ PATHS = dict([CHAT, TEXT, RESPONSES, MESSAGES])
 
 
 def forms(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Where each API takes a schema."""
+    """Return (path, fields) for each way to pass a schema."""
     wrapped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     short = {"type": "json_schema", "schema": schema}
     object_form = {"type": "json_object", "schema": schema}
@@ -38,7 +38,7 @@ def forms(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def answer(server: Running, path: str, body: dict[str, Any]) -> str:
-    """The text of an answer."""
+    """Return the text of a response."""
     reply = server.post(path, {**PATHS[path], **body}).json()
     if path == "/v1/messages":
         return str(reply["content"][0]["text"])
@@ -48,7 +48,7 @@ def answer(server: Running, path: str, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("path", "body"), forms(SCHEMA), ids=str)
-def test_a_schema_holds_with_exact_digits_at_each_api(
+def test_a_schema_is_enforced_with_exact_numbers_in_each_api(
     path: str, body: dict[str, Any], server: Running
 ):
     assert answer(server, path, body) == str(LARGE)
@@ -63,7 +63,7 @@ def test_a_schema_holds_with_exact_digits_at_each_api(
 
 
 @pytest.mark.parametrize(("path", "body"), forms({"properties": {"p": {"pattern": "(?!a)"}}}))
-def test_a_part_that_cannot_be_followed_is_named_at_each_api(
+def test_an_unsupported_schema_keyword_is_reported_in_each_api(
     path: str, body: dict[str, Any], server: Running
 ):
     for stream in (False, True):
@@ -81,7 +81,7 @@ ABSENT = "absent"
 
 
 def calling(path: str, parameters: Any) -> dict[str, Any]:
-    """A request for a call of a function with these parameters."""
+    """Return a request that requires a call of a function with these parameters."""
     field = "input_schema" if path == "/v1/messages" else "parameters"
     tool: dict[str, Any] = {"name": "get", **({} if parameters == ABSENT else {field: parameters})}
     if path == "/v1/messages":
@@ -96,7 +96,7 @@ CALLING = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", CALLING)
-def test_a_part_of_a_functions_schema_that_cannot_be_followed_refuses_no_request(
+def test_an_unsupported_keyword_in_tool_parameters_rejects_no_request(
     path: str, stream: bool, server: Running
 ):
     greedy = {"temperature": 0, "stream": stream}  # a sampled call may not end within its tokens
@@ -118,7 +118,7 @@ def test_a_function_without_parameters_is_called_without_arguments(
     assert arguments in reply.text
 
 
-def test_stop_holds_at_messages_too(server: Running):
+def test_stop_sequences_also_work_in_messages(server: Running):
     path, body = MESSAGES
     sent = {**body, "structured_outputs": {"regex": "abc"}, "stop": "c"}
     assert server.post(path, sent).json()["content"][0]["text"] == "ab"

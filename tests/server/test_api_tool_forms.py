@@ -1,4 +1,4 @@
-"""Tool calls over HTTP in each form: a scripted model whose marks are control tokens."""
+"""Tool calls over HTTP in each format. A scripted model whose tags are special tokens."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ def server(form: ToolForm, calling: Running, monkeypatch: pytest.MonkeyPatch) ->
     calling.rest()
 
 
-def test_the_tools_of_a_first_message_reach_the_template_or_are_text(calling: Running):
+def test_tools_reach_the_template_or_become_text(calling: Running):
     files = calling.server.service.files
     assert template_chat(files, [USER], [TOOL]).tools == [TOOL]
     assert template_chat(files, [USER]).tools is None
@@ -81,7 +81,7 @@ def test_the_tools_of_a_first_message_reach_the_template_or_are_text(calling: Ru
 
 
 def script(server: Running, text: str) -> None:
-    """What the model writes from now on; marks in it are their tokens."""
+    """Script the model's next responses; tags in them are their tokens."""
     tokens = server.model.files.tokenizer.encode(text, special=True)
     server.model.engine.script = tokens  # type: ignore[attr-defined]
 
@@ -91,7 +91,7 @@ def chat(server: Running, **fields: Any) -> Any:
     return server.openai.chat.completions.create(model="calling", **body)
 
 
-def test_tools_that_a_template_lacks_are_described_in_its_form_of_calls():
+def test_unsupported_tools_are_described_in_the_templates_call_format():
     source = TEMPLATES["deepseek"].partition("{% endif %}")[2].replace("tools", "")
     assert tool_form(source) is DEEPSEEK
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}
@@ -106,7 +106,7 @@ def test_tools_that_a_template_lacks_are_described_in_its_form_of_calls():
     assert rest == chat
 
 
-def test_calls_and_results_have_the_ids_that_kimi_names_them_by():
+def test_calls_and_results_have_kimis_ids():
     function = {"name": "make", "arguments": {}}
     calls = [{"id": name, "function": function} for name in ("a", "b")]
     chat = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
@@ -127,7 +127,7 @@ def test_calls_and_results_have_the_ids_that_kimi_names_them_by():
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_tool_call_is_streamed_as_it_is_written_and_a_demanded_one_when_it_is_complete(
+def test_tool_calls_stream_as_generated_and_forced_ones_when_complete(
     form: ToolForm, choice: str, server: Running
 ):
     text = written_calls(form, [CALL])
@@ -195,10 +195,10 @@ def in_a_message(server: Running) -> str:
     [*zip(WITH_TOKENS, cycle([streamed, whole, in_a_message]), strict=False)],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_a_call_whose_mark_is_typed_in_letters_is_text(
+def test_a_call_with_a_spelled_out_tag_is_text(
     form: ToolForm, answer: Callable[[Running], str], server: Running
 ):
-    """The model has a token for the mark: it quotes a call, and makes none."""
+    """The model has a token for the tag, so spelling it out quotes a call without making one."""
     before = "</think>\n\n" if form.name == "qwen-xml" else ""
     before = "<|channel|>final<|message|>" if form.channels else before
     typed = written_calls(form, [CALL])
@@ -212,7 +212,7 @@ def test_a_call_whose_mark_is_typed_in_letters_is_text(
 
 
 @pytest.mark.parametrize("form", [GEMMA], ids=["gemma"])
-def test_calls_of_an_unknown_form_are_text(form: ToolForm, server: Running):
+def test_calls_in_an_unknown_format_are_text(form: ToolForm, server: Running):
     service = server.server.service
     service.prompts.__dict__["tool_form"] = None
     script(server, "<tool_call>make<arg_key>")
@@ -224,7 +224,7 @@ def test_calls_of_an_unknown_form_are_text(form: ToolForm, server: Running):
 
 
 @pytest.mark.parametrize("form", [MISTRAL_ARGS, HERMES], ids=["mistral-args", "hermes"])
-def test_a_tool_call_that_max_tokens_cuts_is_sent_as_far_as_it_came(
+def test_a_tool_call_truncated_by_max_tokens_is_sent_as_far_as_generated(
     form: ToolForm, server: Running
 ):
     script(server, written_calls(form, [CALL]))

@@ -1,4 +1,4 @@
-"""Two servers after nginx with deploy/nginx.conf: sessions stay, and one server may be killed."""
+"""Two servers behind nginx with deploy/nginx.conf: sticky sessions, and failover."""
 
 import shutil
 import signal
@@ -98,7 +98,7 @@ def two(tiny_gguf: Path, cache: Path, tmp_path: Path) -> Iterator[Proxied]:
         yield Proxied(stack.enter_context(proxied(ports, tmp_path)), servers)
 
 
-def test_sessions_stay_and_those_of_a_killed_server_go_to_the_other_one(two: Proxied):
+def test_sessions_are_sticky_and_fail_over_when_a_server_is_killed(two: Proxied):
     texts, place = {}, {}
     for session in SESSIONS:
         before = two.answered()

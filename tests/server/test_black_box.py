@@ -1,7 +1,7 @@
 """A running server as clients see it, and its end: numbered checks.
 
 The list comes from the tests of llama.cpp, vLLM and SGLang and the complaints of their users; where
-servers differ, docs/server.md has the behaviour of ours.
+servers differ, docs/server.md describes ours.
 """
 
 import os
@@ -19,7 +19,7 @@ import pytest
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from support.command import free_port, served
-from support.others import CHAT, TEXT, fault
+from support.other_clients import CHAT, TEXT, fault
 from support.server import HTTP, Running, running
 from support.waiting import PATIENCE, until
 
@@ -72,7 +72,7 @@ def test_row_01_health_while_loading(tiny_gguf: Path, cache: Path):
         assert refused > 0, "the port was open before the model was loaded"
 
 
-def test_row_01_health_while_no_call_succeeds(model: Model, monkeypatch: pytest.MonkeyPatch):
+def test_row_01_health_while_forward_passes_fail(model: Model, monkeypatch: pytest.MonkeyPatch):
     with running(model, Settings(api_keys=("key",))) as server:
         for path in ("/health", "/v1/health"):
             assert server.get(path).status_code == 200  # no key
@@ -156,7 +156,7 @@ def test_row_06_max_tokens_0_reads_the_prompt(server: Running, stream: bool):
     assert result[-1]["timings"]["predicted_n"] == 0 < result[-1]["timings"]["prompt_n"]
 
 
-# -- 9 to 18: what the answers are -----------------------------------------------------------------
+# -- 9 to 18: responses ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_row_09_include_usage(server: Running, options: dict[str, Any], is_sent:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("count", [2, 3])
-def test_row_11_several_answers(server: Running, stream: bool, count: int):
+def test_row_11_several_choices(server: Running, stream: bool, count: int):
     body = {**PLAIN, "n": count, "seed": 30, "temperature": 1, "max_tokens": 9}
     texts, reasons = [""] * count, list[int]()
     for part in parts(server, CHAT, body, stream=stream):
@@ -245,7 +245,7 @@ def test_row_16_cached_tokens(server: Running):
     assert count - behind - block < changed <= count - behind
 
 
-def test_row_17_forms_of_a_prompt(server: Running):
+def test_row_17_prompt_formats(server: Running):
     def texts(prompt: Any) -> list[str]:
         choices = good(server.post(TEXT, {**BARE, "prompt": prompt}))["choices"]
         assert [choice["index"] for choice in choices] == list(range(len(choices)))
@@ -263,7 +263,7 @@ def test_row_17_forms_of_a_prompt(server: Running):
     ["the rain in the rain", "né 😀 日本 👩‍🚀", " two  spaces\n", "<|im_end|>", "<tool>x", ""],
 )
 @pytest.mark.parametrize("field", ["prompt", "content"])
-def test_row_18_tokens_and_back(server: Running, text: str, field: str):
+def test_row_18_tokenize_and_detokenize(server: Running, text: str, field: str):
     response = good(server.post("/tokenize", {field: text}))
     assert response["count"] == len(response["tokens"])
     again = good(server.post("/v1/detokenize", {"tokens": response["tokens"]}))
@@ -306,7 +306,7 @@ def open_to_a_page(module_model: Model) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize(("origin", "let_in"), [("good", True), ("evil", False)])
-def test_row_28_pages_of_other_origins(
+def test_row_28_cross_origin_pages(
     server: Running, open_to_a_page: Running, origin: str, let_in: bool
 ):
     page_origin = {"origin": f"http://{origin}.example"}
@@ -327,7 +327,7 @@ def test_row_28_pages_of_other_origins(
     ("host", "status"),
     [("evil.example", 403), ("localhost.evil", 403), ("LOCALHOST:1", 200), ("[::1]:80", 200)],
 )
-def test_row_28_a_host_that_is_not_allowed(server: Running, host: str, status: int):
+def test_row_28_a_disallowed_host(server: Running, host: str, status: int):
     assert server.get("/v1/models", headers={"host": host}).status_code == status
 
 
@@ -394,7 +394,7 @@ def test_row_30_an_unknown_model(model: Model):
         assert server.get("/v1/models/tiny").status_code == 404
 
 
-def test_row_31_fields_of_others_and_nulls(server: Running):
+def test_row_31_fields_of_other_servers_and_nulls(server: Running):
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0}
     expected = good(server.post(CHAT, chat))["choices"]
     nothing = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings with tiny embedding models, against a plain computation of their vectors."""
+"""POST /v1/embeddings with tiny embedding models, against a direct computation."""
 
 import base64
 import threading
@@ -43,7 +43,7 @@ of_the_last = pytest.mark.parametrize("embedder", ["last"], indirect=True, scope
 
 
 def vectors(server: Running, values: Any, **more: Any) -> np.ndarray:
-    """[texts, d] of a request that is all right."""
+    """Return the [texts, d] embeddings of a successful request."""
     response = server.post("/v1/embeddings", {"input": values, **more})
     assert response.status_code == 200, response.text
     data = response.json()["data"]
@@ -61,14 +61,14 @@ def expected(server: Running, text: str) -> np.ndarray:
     return np.asarray(pooled / np.linalg.norm(pooled))
 
 
-def test_vectors_are_those_of_a_plain_computation(embedder: Running):
+def test_embeddings_match_a_direct_computation(embedder: Running):
     rows = vectors(embedder, TEXTS)
     for vector, text in zip(rows, TEXTS, strict=True):
         np.testing.assert_allclose(vector, expected(embedder, text), atol=2e-3)
     assert np.linalg.norm(rows, axis=1) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_a_vector_has_the_same_bits_alone_and_in_a_crowd(embedder: Running):
+def test_an_embedding_is_bit_identical_alone_and_under_load(embedder: Running):
     alone = [vectors(embedder, text)[0] for text in TEXTS]
     many = TEXTS * 8
 
@@ -82,11 +82,11 @@ def test_a_vector_has_the_same_bits_alone_and_in_a_crowd(embedder: Running):
         answers = [pool.submit(answer) for _ in range(2)]
         for place, vector in enumerate(crowd.result()):
             assert vector.tobytes() == alone[place % len(TEXTS)].tobytes(), f"text {place}"
-    assert {result.result() for result in answers} == {answer()}, "answers beside embeddings"
+    assert {result.result() for result in answers} == {answer()}, "responses next to embeddings"
 
 
 @of_the_last
-def test_the_client_of_openai_reads_base64(embedder: Running):
+def test_the_openai_client_reads_base64_embeddings(embedder: Running):
     response = embedder.openai.embeddings.create(model="embedder", input=TEXTS)
     plain = vectors(embedder, TEXTS)
     for item, vector in zip(response.data, plain, strict=True):
@@ -99,7 +99,7 @@ def test_the_client_of_openai_reads_base64(embedder: Running):
 
 
 @of_the_last
-def test_fewer_dimensions_are_the_first_ones_with_length_1(embedder: Running):
+def test_fewer_dimensions_are_the_first_ones_normalized_to_length_1(embedder: Running):
     (whole,), (short,) = vectors(embedder, "a"), vectors(embedder, "a", dimensions=16)
     np.testing.assert_allclose(short, whole[:16] / np.linalg.norm(whole[:16]), atol=1e-6)
 
@@ -118,7 +118,7 @@ def test_fewer_dimensions_are_the_first_ones_with_length_1(embedder: Running):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_wrong_request_is_refused_by_name(embedder: Running, body: Any, named: str):
+def test_an_invalid_embedding_request_is_rejected_by_name(embedder: Running, body: Any, named: str):
     response = embedder.post("/v1/embeddings", body)
     assert response.status_code == 400, response.text
     assert named in response.json()["error"]["message"]
@@ -126,7 +126,9 @@ def test_a_wrong_request_is_refused_by_name(embedder: Running, body: Any, named:
 
 
 @of_the_last
-def test_a_client_that_leaves_ends_its_texts(embedder: Running, monkeypatch: pytest.MonkeyPatch):
+def test_a_client_that_disconnects_ends_its_embeddings(
+    embedder: Running, monkeypatch: pytest.MonkeyPatch
+):
     embedder.rest()
     free = embedder.model.engine.free_slots
     started, step = threading.Event(), LlamaCppEngine.step
@@ -172,7 +174,7 @@ def test_embedded_texts_are_counted(embedder: Running):
     [(None, {}), (0, {}), (4, {}), (1, {"qwen3.attention.causal": False})],
     ids=["none named", "type none", "rank", "both directions"],
 )
-def test_a_model_without_a_pooling_says_501(
+def test_a_model_without_pooling_returns_501(
     pooling: int | None, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Many requests at once over HTTP: every answer is the one that its request gets alone.
+"""Many concurrent requests over HTTP get the responses of each request alone.
 
 Eight clients ask the real model for chats and completions in every way there is to ask, find
 beginnings of their prompts in the cache or not, and go away now and then.
@@ -23,7 +23,7 @@ from paceline.runtime.batching import batch
 from paceline.runtime.model import Model
 from paceline.runtime.result import Result
 from support.command import Command, served
-from support.others import CHAT, TEXT
+from support.other_clients import CHAT, TEXT
 from support.scheduling import free_slots
 from support.server import HTTP, Running, request, running
 from support.waiting import until
@@ -73,18 +73,18 @@ SPECULATIONS: list[dict[str, Any]] = [
 CACHES = [*({}, {}, {"cache_prompt": False}, {"cache_salt": "one"}, {"cache_salt": "two"})]
 
 
-class Asked(NamedTuple):
+class LoadRequest(NamedTuple):
     prompt: Any
     options: dict[str, Any]
-    """What the answer depends on, beside the prompt."""
+    """Everything that the response depends on, except the prompt."""
     way: dict[str, Any]
-    """What it does not depend on."""
+    """Options that must not change the response."""
     patience: int | None
-    """Chunks after which the client goes away."""
+    """Number of chunks before the client disconnects."""
 
 
-def drawn(count: int, tokens: int) -> Iterator[Asked]:
-    """Requests, the same every time."""
+def drawn(count: int, tokens: int) -> Iterator[LoadRequest]:
+    """Yield the same requests every time."""
     choice = random.Random(5)
     for _ in range(count):
         prompt, options = choice.choice(PROMPTS), choice.choice(OPTIONS)
@@ -95,7 +95,7 @@ def drawn(count: int, tokens: int) -> Iterator[Asked]:
             way["prediction"] = {"type": "content", "content": said}
         leaves = way["stream"] and choice.random() < 0.2
         patience = choice.randrange(tokens // 2) if leaves else None
-        yield Asked(prompt, {"max_tokens": tokens, **options}, way, patience)
+        yield LoadRequest(prompt, {"max_tokens": tokens, **options}, way, patience)
 
 
 def parts(server: Running, path: str, body: dict[str, Any]) -> Iterator[Any]:
@@ -109,8 +109,8 @@ def parts(server: Running, path: str, body: dict[str, Any]) -> Iterator[Any]:
             yield json.loads(response.read())
 
 
-def told(server: Running, asked: Asked, alone: Result) -> dict[str, Any]:
-    """Ask, hold what is told to the answer alone; what the server says at the end."""
+def told(server: Running, asked: LoadRequest, alone: Result) -> dict[str, Any]:
+    """Send a request, compare the response with the one alone, and return the final statistics."""
     body = {**asked.options, **asked.way, "return_token_ids": True}
     if schema := body.pop("json_schema", None):
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
@@ -149,7 +149,7 @@ def told(server: Running, asked: Asked, alone: Result) -> dict[str, Any]:
     [(36, 12), pytest.param(1000, 48, marks=pytest.mark.soak)],
     ids=["short", "long"],
 )
-def test_every_answer_is_the_one_that_its_request_gets_alone(
+def test_every_response_under_load_matches_its_request_alone(
     count: int, tokens: int, real_model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(batch, "_PLAIN_CALLS", 0)  # drafters are asked however small the model is
@@ -179,17 +179,17 @@ _GROWTH = 200 << 20
 
 
 def own_bytes(command: Command) -> int:
-    """Resident memory of a server that is not of mapped files."""
+    """Return a server's resident memory without mapped files."""
     lines = Path(f"/proc/{command.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def asked(number: int) -> bytes:
-    """A stream for a prompt that no other one begins with."""
+    """Return a stream request with a unique prompt prefix."""
     return request({"prompt": f"{number} " + "word " * 150, "stream": True, "max_tokens": 100})
 
 
-def test_memory_comes_back_after_streams_that_nobody_read_and_cancelled_ones():
+def test_memory_is_freed_after_unread_and_cancelled_streams():
     with served(DEFAULT_MODEL, cache_dir(), "--port", "0") as command:
         address = ("127.0.0.1", int(command.url.rpartition(":")[2]))
         HTTP.post(command.url + "/v1/completions", json={"prompt": "a", "max_tokens": 4})

@@ -1,5 +1,5 @@
 """Grammars, schemas and lists that are meant to do harm, sent to a running `paceline serve`: each
-gets one clear error or an answer, and meanwhile others are served.
+gets one clear error or a response, and other requests are served concurrently.
 """
 
 import json
@@ -114,8 +114,8 @@ def resident(process: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-class Others:
-    """Others who use a server: their requests succeed, and its health is known at once."""
+class OtherClients:
+    """Other clients of a server: their requests succeed, and it reports its health promptly."""
 
     def __init__(self, command: Command) -> None:
         self._command = command
@@ -125,7 +125,7 @@ class Others:
         self.failed: list[str] = []
         self._threads = [threading.Thread(target=work) for work in (self._check, self._ask)]
 
-    def __enter__(self) -> "Others":
+    def __enter__(self) -> "OtherClients":
         for thread in self._threads:
             thread.start()
         return self
@@ -162,12 +162,12 @@ class Others:
 @pytest.mark.parametrize(
     ("name", "raw"), [*((name, False) for name in REJECTED), ("escaped field", True)]
 )
-def test_a_harmful_grammar_gets_an_error_while_others_are_served(
+def test_a_harmful_grammar_gets_an_error_while_other_requests_are_served(
     command: Command, name: str, raw: bool
 ):
     path, more = REJECTED.get(name, (TEXT, outputs(grammar=MEETING.replace("99", "98"))))
     before = memory(command)
-    with Others(command) as others:
+    with OtherClients(command) as others:
         deadline = time.monotonic() + PATIENCE
         seconds = 0.0
         while time.monotonic() < deadline:
@@ -186,7 +186,7 @@ def test_a_harmful_grammar_gets_an_error_while_others_are_served(
     assert len(others.answers) <= 3, "answers changed"
 
 
-def test_many_harmful_grammars_at_once_keep_no_known_one_away_and_leave_no_memory_behind(
+def test_many_harmful_grammars_neither_block_cached_ones_nor_leak_memory(
     command: Command,
 ):
     before = memory(command)
@@ -197,7 +197,7 @@ def test_many_harmful_grammars_at_once_keep_no_known_one_away_and_leave_no_memor
         statuses.append(sent(command, CHAT, outputs(grammar=grammar)).status_code)
 
     threads = [threading.Thread(target=attack, args=(number,)) for number in range(12)]
-    with Others(command) as others:
+    with OtherClients(command) as others:
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -235,7 +235,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("where", "number"), [("reader", signal.SIGTERM), ("event loop", signal.SIGINT)]
 )
-def test_a_server_that_hangs_ends_after_its_grace_period(
+def test_a_hanging_server_exits_after_its_shutdown_timeout(
     where: str, number: signal.Signals, tiny_gguf: Path, cache: Path
 ):
     options = ["serve", "--model", str(tiny_gguf), "--port", "0", "--shutdown-timeout", "0.5"]

@@ -1,4 +1,4 @@
-"""What no client should send: 200 or a client's error for each, and the server goes on."""
+"""Values that no client should send get 200 or a client error, and the server survives."""
 
 from collections.abc import Iterator
 

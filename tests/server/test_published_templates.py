@@ -63,7 +63,7 @@ def published(tiny_files: ModelFiles) -> dict[str, ModelFiles]:
     }
 
 
-def test_every_published_template_renders_a_function_with_a_name_alone(
+def test_every_published_template_renders_a_function_with_only_a_name(
     published: dict[str, ModelFiles],
 ):
     tool = Tool(type="function", function=Function(name="get_time")).model_dump()
@@ -87,14 +87,14 @@ ORDERS: list[tuple[str, ...]] = [
 
 
 def called(arguments: str) -> dict[str, Any]:
-    """A call of the function."""
+    """Return a message that calls the function."""
     call = {"name": "get_weather", "arguments": arguments}
     calls = [{"id": "call_1", "type": "function", "function": call}]
     return {**CALLED, "tool_calls": calls}
 
 
 def chat_of(order: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """A chat whose turns have these roles; a call is one of the assistant's and its result."""
+    """Return a chat with these roles; a call is an assistant's call and its result."""
     chat: list[Mapping[str, Any]] = []
     for role in order:
         text = f"WORD_{len(chat)}"
@@ -112,7 +112,7 @@ def chat_of(order: tuple[str, ...]) -> list[Mapping[str, Any]]:
 CHATS: list[tuple[list[Mapping[str, Any]], Sequence[str]]] = [
     ([USER, CALLED, RESULT], ("FIRST_1", "LINZ_1", "RESULT_1")),
     *((chat_of(order), [f"WORD_{at}" for at in range(len(chat_of(order)))]) for order in ORDERS),
-    # Arguments that are no object.
+    # Arguments that are not an object.
     *(
         ([USER, called(arguments), RESULT], ("FIRST_1", "RESULT_1"))
         for arguments in ("[1, 2]", "5", "{", "null")
@@ -121,7 +121,7 @@ CHATS: list[tuple[list[Mapping[str, Any]], Sequence[str]]] = [
 """Chats, and the words of theirs that a prompt has in this order."""
 
 
-def test_every_published_template_renders_every_order_of_roles_tools_thoughts_and_any_call(
+def test_every_published_template_renders_any_roles_tools_reasoning_and_calls(
     published: dict[str, ModelFiles],
 ):
     faults = []
@@ -145,7 +145,7 @@ def test_every_published_template_renders_every_order_of_roles_tools_thoughts_an
     assert faults == []
 
 
-def test_every_published_template_leaves_a_begun_answer_open(published: dict[str, ModelFiles]):
+def test_every_published_template_can_continue_a_partial_response(published: dict[str, ModelFiles]):
     faults = []
     system = {"role": "system", "content": "S"}
     chats = {

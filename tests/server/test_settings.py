@@ -1,4 +1,4 @@
-"""Where a request's sampling comes from over HTTP, and the repetition stop that it may ask for."""
+"""Sources of a request's sampling options over HTTP, and its repetition detection."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,12 +21,12 @@ ALWAYS = {"40": 100}
 
 @pytest.fixture(scope="module")
 def chosen(module_model: Model) -> Iterator[Running]:
-    """A server of a model that has settings of its own, and an entry in the registry."""
+    """A server whose model has recommended settings and a registry entry."""
     with running(Model(module_model.files, module_model.engine, defaults=LAYERS)) as instance:
         yield instance
 
 
-def test_sampling_comes_field_by_field_from_the_request_the_registry_and_the_model(
+def test_sampling_options_fall_back_per_field_to_registry_and_model(
     chosen: Running,
 ):
     for asked in ({"seed": 5}, {"temperature": 1.4, "max_tokens": 20, "seed": 5}):
@@ -53,7 +53,7 @@ def test_null_differs_from_values_that_disable_sampling_options(chosen: Running,
     assert response["settings"]["temperature"] == {"value": 1.0, "source": "fallback"}
 
 
-def test_a_response_echoes_the_sampling_that_was_used(chosen: Running):
+def test_a_response_reports_the_effective_sampling_options(chosen: Running):
     response = chosen.post("/v1/responses", {"input": "this", "max_output_tokens": 3}).json()
     assert (response["temperature"], response["top_p"]) == (0.8, 0.9)
     reply = chosen.post("/v1/responses", {"input": "this", "temperature": 0}).json()
@@ -66,11 +66,11 @@ REASONS = {
     "/v1/responses": ({"input": CHAT}, '"incomplete_details":{"reason":"max_output_tokens"}'),
     "/v1/messages": ({"messages": CHAT}, '"stop_reason":"max_tokens"'),
 }
-"""Path -> body, and what the response to a chat has whose answer was cut."""
+"""Path -> body, and a part of the response if it was truncated."""
 
 
 @pytest.mark.parametrize("path", REASONS)
-def test_an_answer_without_a_limit_ends_at_half_of_the_context(path: str, server: Running):
+def test_a_response_without_a_limit_ends_at_half_of_the_context(path: str, server: Running):
     body, reason = REASONS[path]
     for stream in (False, True):
         reply = server.post(path, {**body, **ENDLESS, "stream": stream})
@@ -78,7 +78,7 @@ def test_an_answer_without_a_limit_ends_at_half_of_the_context(path: str, server
         assert '"max_tokens":{"value":256,"source":"fallback"}' in reply.text
 
 
-def test_the_limit_of_an_answer_without_one_can_be_set(module_model: Model):
+def test_the_default_response_limit_can_be_set(module_model: Model):
     chat = {"messages": CHAT, **ENDLESS}
     with running(module_model, default_max_tokens=5) as server:
         for asked, count in ({}, 5), ({"max_tokens": 9}, 9), ({"max_tokens": -1}, None):
@@ -90,7 +90,7 @@ def test_the_limit_of_an_answer_without_one_can_be_set(module_model: Model):
         assert model["defaults"]["max_tokens"] == 5
 
 
-def test_repetition_detection_ends_an_answer_at_each_api(server: Running):
+def test_repetition_detection_ends_a_response_in_each_api(server: Running):
     common = {"temperature": 0, "logit_bias": ALWAYS, "repetition_detection": LOOP}
     body = {"messages": CHAT, "max_tokens": 50, "return_token_ids": True, **common}
     choice = server.post("/v1/chat/completions", body).json()["choices"][0]

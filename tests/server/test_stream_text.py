@@ -1,4 +1,4 @@
-"""Which tokens and text of an answer are sent, for any blocks and any end."""
+"""Tokens and text of a response that are sent, for any blocks and any end."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def streamed_answer(
     end: FinishReason,
     thoughts: ReasoningMarks | None = None,
 ) -> Answer:
-    """An answer with these tokens in blocks of these sizes, as the scheduler sends it."""
+    """Return a response with these tokens in blocks of these sizes, as sent by the scheduler."""
     stream = answer_text(decode, stops, thoughts)
     answer = Answer([END])
     text, reasoning, kept = "", "", list[int]()
@@ -88,7 +88,7 @@ MARKED = ReasoningMarks(("b",), (" ",), {2: "b", 5: " "})
     st.lists(st.sampled_from(["stop", "ab", "a b", "é", "bb"]), max_size=2),
     st.sampled_from([None, MARKED, replace(MARKED, inside=True)]),
 )
-def test_the_sent_tokens_are_those_of_the_text(
+def test_sent_tokens_match_the_sent_text(
     tokens: list[int], sizes: list[int], stops: list[str], thoughts: ReasoningMarks | None
 ):
     answer = streamed_answer(tokens, sizes, stops, FinishReason.LENGTH, thoughts)
@@ -115,7 +115,7 @@ def test_the_sent_tokens_are_those_of_the_text(
         ([1, 3, 1], "ba", "aa", [1, 3]),  # a|ab|a: the second is sent with its part
     ],
 )
-def test_the_token_or_string_that_ends_an_answer_is_not_sent(
+def test_the_stop_token_or_string_is_not_sent(
     tokens: list[int], stop: str, text: str, sent: list[int]
 ):
     answer = streamed_answer(tokens, [2], [stop], FinishReason.LENGTH)
@@ -132,7 +132,7 @@ def test_tokens_are_not_sent_before_their_text():
     assert (part.text, [piece.token for piece in part.pieces]) == ("ba", [2, 1])
 
 
-def test_a_prompt_is_tokens_with_their_text():
+def test_prompt_tokens_have_their_text():
     assert [piece[:2] for piece in prompt_pieces(decode, [1, 6, 7])] == [
         (1, "a"),
         (6, "é"),

@@ -11,7 +11,7 @@ from support.errors import raises
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[1]", b"\xff\xfe", b"[" * 100_000])
-def test_what_is_no_json_object_is_one_line_that_names_the_file(
+def test_a_file_that_is_not_a_json_object_is_named_in_one_line(
     content: bytes | None, tmp_path: Path
 ):
     path = tmp_path / "x.json"
@@ -21,7 +21,7 @@ def test_what_is_no_json_object_is_one_line_that_names_the_file(
         read_json(path)
 
 
-def test_a_checksum_is_counted_on_from_what_was_done(tmp_path: Path):
+def test_checksum_progress_continues_from_the_bytes_already_done(tmp_path: Path):
     path = tmp_path / "x"
     path.write_bytes(b"x" * 3_000_000)
     reached: list[int] = []
@@ -31,7 +31,7 @@ def test_a_checksum_is_counted_on_from_what_was_done(tmp_path: Path):
     assert digest == sha256_of(path)
 
 
-def test_json_is_written_whole_or_not_at_all(tmp_path: Path):
+def test_json_is_written_atomically(tmp_path: Path):
     path = tmp_path / "x.json"
     write_json(path, {"a": "é"})
     assert read_json(path) == {"a": "é"}
@@ -55,13 +55,13 @@ def artifact(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_manifest_gives_the_facts_of_an_artifact(artifact: Path):
+def test_a_manifest_describes_an_artifact(artifact: Path):
     assert read_manifest(artifact, "paceline thing", Box) == Box(3)
     files = json.loads((artifact / MANIFEST).read_text())["files"]
     assert files == {"a.bin": {"bytes": 3, "sha256": sha256_of(artifact / "a.bin")}}
 
 
-def test_a_folder_of_another_kind_is_rejected(artifact: Path):
+def test_an_artifact_folder_of_another_kind_is_rejected(artifact: Path):
     with raises(ModelError, "version 1", "box"):
         read_manifest(artifact, "paceline box", Box)
     (artifact / MANIFEST).unlink()
@@ -81,14 +81,14 @@ SHA256 = "0" * 64
         ({"files": {"a.bin": {"bytes": 3}}}, "files.a.bin.sha256: "),
     ],
 )
-def test_a_fault_of_a_manifest_is_named(artifact: Path, change: dict, fault: str):
+def test_a_manifest_error_is_named(artifact: Path, change: dict, fault: str):
     value = json.loads((artifact / MANIFEST).read_text())
     (artifact / MANIFEST).write_text(json.dumps({**value, **change}))
     with raises(ModelError, fault):
         read_manifest(artifact, "paceline thing", Box)
 
 
-def test_all_missing_and_wrong_files_are_named_at_once(artifact: Path):
+def test_all_missing_and_invalid_files_are_reported_together(artifact: Path):
     value = json.loads((artifact / MANIFEST).read_text())
     value["files"] = {
         "b.bin": {"bytes": 1, "sha256": SHA256},

@@ -1,4 +1,4 @@
-"""Files of columns: what is read is what was written, or an error that names the file."""
+"""Files of columns round-trip, or raise an error that names the file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "x.bin"
 
 
-def test_columns_are_read_as_they_were_written(path: Path):
+def test_columns_are_read_back(path: Path):
     facts, columns = read_columns(path, KIND, Facts)
     assert facts == Facts("n")
     assert {name: (value.dtype, value.tolist()) for name, value in columns.items()} == {
@@ -41,7 +41,7 @@ def test_columns_are_read_as_they_were_written(path: Path):
     assert [result.name for result in path.parent.iterdir()] == ["x.bin"]
 
 
-def test_columns_that_are_mapped_stay_when_the_file_is_replaced(path: Path):
+def test_mapped_columns_stay_valid_when_the_file_is_replaced(path: Path):
     _, columns = read_columns(path, KIND, Facts)
     write_columns(path, KIND, {"name": "m"}, {"a": np.zeros(100, np.uint32)})
     assert columns["a"].tolist() == list(range(100))
@@ -59,14 +59,14 @@ def test_columns_that_are_mapped_stay_when_the_file_is_replaced(path: Path):
         (b"{", b"[", "JSON"),
     ],
 )
-def test_a_damaged_first_line_is_one_error(path: Path, old: bytes, new: bytes, fault: str):
+def test_a_corrupt_header_is_a_single_error(path: Path, old: bytes, new: bytes, fault: str):
     path.write_bytes(path.read_bytes().replace(old, new, 1))
     with raises(ModelError, fault):
         read_columns(path, KIND, Facts)
 
 
 @pytest.mark.parametrize("size", [None, 0, 60, 300])
-def test_a_file_that_was_cut_or_is_missing_is_one_error(path: Path, size: int | None):
+def test_a_truncated_or_missing_file_is_a_single_error(path: Path, size: int | None):
     content = path.read_bytes()
     path.unlink()
     if size is not None:

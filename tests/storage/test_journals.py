@@ -32,7 +32,7 @@ def write(path: Path, *entries: dict[str, Any]) -> None:
             append(entry)
 
 
-def test_entries_come_back_in_order_and_more_come_after_them(path: Path):
+def test_entries_are_read_in_order_and_new_ones_are_appended(path: Path):
     assert read_journal(path) == []
     write(path)
     assert read_journal(path) == []
@@ -44,14 +44,14 @@ def test_entries_come_back_in_order_and_more_come_after_them(path: Path):
     assert read_journal(path) == ENTRIES
 
 
-def test_an_entry_is_there_when_the_call_returns(path: Path):
+def test_an_entry_is_on_disk_when_the_call_returns(path: Path):
     with appending(path) as append:
         for count, entry in enumerate(ENTRIES, start=1):
             append(entry)
             assert read_journal(path) == ENTRIES[:count]
 
 
-def test_two_runs_do_not_append_at_once(path: Path):
+def test_two_runs_cannot_append_at_the_same_time(path: Path):
     with appending(path) as append:
         append(ENTRIES[0])
         with raises(InvalidRequest, path.name):
@@ -62,7 +62,7 @@ def test_two_runs_do_not_append_at_once(path: Path):
     assert len(read_journal(path)) == 3
 
 
-def test_a_torn_last_line_does_not_count_and_the_next_entry_takes_its_place(path: Path):
+def test_a_torn_last_line_is_ignored_and_overwritten(path: Path):
     line = json.dumps(ENTRIES[3]).encode()
     for whole in (ENTRIES[:2], []):
         for length in range(1, len(line) + 1):  # the last one lacks no more than its end
@@ -75,13 +75,13 @@ def test_a_torn_last_line_does_not_count_and_the_next_entry_takes_its_place(path
 
 
 @pytest.mark.parametrize("line", [b"not json", b'{"a": "\xff"}', b"[]", b"null", b"[" * 100_000])
-def test_a_line_that_is_no_object_is_named_by_its_number(line: bytes, path: Path):
+def test_an_invalid_line_is_reported_with_its_number(line: bytes, path: Path):
     path.write_bytes(b"{}\n" + line + b"\n{}\n")
     with raises(InvalidRequest, f"line 2 of {path}"):
         read_journal(path)
 
 
-def test_a_path_that_cannot_be_read_or_written_is_named(tmp_path: Path):
+def test_a_path_that_cannot_be_read_or_written_is_reported(tmp_path: Path):
     (tmp_path / "file").write_text("{}\n")
     for path in (tmp_path, tmp_path / "file" / "journal.jsonl"):
         with raises(InvalidRequest, path):
@@ -90,7 +90,7 @@ def test_a_path_that_cannot_be_read_or_written_is_named(tmp_path: Path):
             write(path, {})
 
 
-def test_a_disk_that_is_full_is_named_and_entries_stay(path: Path):
+def test_a_full_disk_is_reported_and_entries_stay(path: Path):
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:

@@ -16,7 +16,7 @@ class Closed(StringIO):
         raise BrokenPipeError
 
 
-def test_where_nobody_watches_a_task_is_one_plain_line_and_none_if_it_is_quiet():
+def test_a_task_without_a_terminal_prints_one_line_or_none_if_quiet():
     stream, quiet = StringIO(), Terminal()
     for progress in (Progress(stream), Progress(quiet, quiet=True)):
         with progress.task("fetching [x] of y", 100) as reach:
@@ -26,7 +26,7 @@ def test_where_nobody_watches_a_task_is_one_plain_line_and_none_if_it_is_quiet()
 
 
 @pytest.mark.parametrize(("total", "unit"), [(None, "bytes"), (100, "bytes"), (3, "prompts")])
-def test_a_terminal_sees_what_is_done_and_how_far(total: int | None, unit: str):
+def test_a_terminal_shows_the_task_and_its_progress(total: int | None, unit: str):
     stream = Terminal()
     progress = Progress(stream)
     assert progress.is_shown
@@ -37,7 +37,7 @@ def test_a_terminal_sees_what_is_done_and_how_far(total: int | None, unit: str):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_what_goes_wrong_in_a_task_passes_through(terminal: bool):
+def test_exceptions_in_a_task_propagate(terminal: bool):
     with (
         pytest.raises(KeyboardInterrupt),
         Progress(Terminal() if terminal else StringIO()).task("work", 2) as reach,
@@ -46,7 +46,7 @@ def test_what_goes_wrong_in_a_task_passes_through(terminal: bool):
         raise KeyboardInterrupt
 
 
-def test_a_stream_that_is_closed_is_no_reason_to_stop():
+def test_a_closed_progress_stream_does_not_stop_the_task():
     for stream in (StringIO(), Closed()):
         if not isinstance(stream, Closed):
             stream.close()
@@ -57,7 +57,7 @@ def test_a_stream_that_is_closed_is_no_reason_to_stop():
         assert not progress.is_shown
 
 
-def test_standard_output_is_left_to_answers(
+def test_progress_never_writes_to_stdout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     Progress().say("hello")

@@ -24,12 +24,12 @@ class Whole:
     parts: list[Part] = field(default_factory=list)
 
 
-def test_json_becomes_a_dataclass():
+def test_json_is_converted_to_a_dataclass():
     value = {"name": "a", "share": 1, "parts": [{"size": 2, "names": ["b"]}], "more": 0}
     assert validated(Whole, value, "x.json") == Whole("a", 1.0, [Part(2, ("b",))])
 
 
-def test_all_faults_are_named_at_once():
+def test_all_errors_are_reported_together():
     value = {"share": "1", "parts": [{"size": 2.5}, {"size": 0}]}
     with pytest.raises(ModelError) as caught:
         validated(Whole, value, "x.json", error=ModelError)
@@ -41,7 +41,7 @@ def test_all_faults_are_named_at_once():
     assert "size is 0; expected 1 or more" in faults[3]
 
 
-def test_one_fault_is_one_line_with_the_beginning_of_the_value():
+def test_an_error_is_one_line_with_the_start_of_the_value():
     with raises(InvalidRequest, "x.json", "share"):
         validated(Whole, {"name": "a", "share": None}, "x.json")
     with raises(InvalidRequest, "x.json"):

@@ -26,7 +26,7 @@ def partial(folder: Path) -> list[Path]:
 @pytest.mark.parametrize(
     "error", [ModelError("no"), KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")]
 )
-def test_whatever_goes_wrong_nothing_stays_of_a_workspace(error: BaseException, tmp_path: Path):
+def test_a_failed_workspace_leaves_nothing(error: BaseException, tmp_path: Path):
     expected = ModelError if isinstance(error, OSError) else type(error)
     with pytest.raises(expected), workspace(tmp_path, "m", needed=1) as work:
         (work / "half").write_text("x")
@@ -34,7 +34,7 @@ def test_whatever_goes_wrong_nothing_stays_of_a_workspace(error: BaseException, 
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_is_published_first_appears_whole_under_its_name_and_stays(tmp_path: Path):
+def test_a_workspace_is_published_atomically_and_the_first_one_stays(tmp_path: Path):
     for text in ("first", "second"):
         with workspace(tmp_path, "m", needed=1) as work:
             assert work.parent == tmp_path
@@ -45,7 +45,7 @@ def test_what_is_published_first_appears_whole_under_its_name_and_stays(tmp_path
         assert (tmp_path / "m" / "file").read_text() == "first"
 
 
-def test_a_disk_without_room_is_found_out_before_the_work(
+def test_a_disk_without_space_is_detected_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 2_000_000))
@@ -62,7 +62,7 @@ def test_a_disk_without_room_is_found_out_before_the_work(
         OSError("4 of 8 written"),
     ],
 )
-def test_a_disk_that_fills_up_during_the_work_is_one_line_and_nothing_stays(
+def test_a_disk_that_fills_up_during_the_work_is_a_one_line_error(
     error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     with (
@@ -76,13 +76,13 @@ def test_a_disk_that_fills_up_during_the_work_is_one_line_and_nothing_stays(
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_cache_folder_that_cannot_be_made_is_one_line(place: str, tmp_path: Path):
+def test_a_cache_folder_that_cannot_be_created_is_a_one_line_error(place: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
     with raises(ModelError, "file", "$PACELINE_CACHE"), workspace(tmp_path / place, "m", needed=1):
         pytest.fail("the work began")
 
 
-def test_the_folder_of_a_process_at_work_stays_and_one_of_the_day_before_is_removed(tmp_path: Path):
+def test_active_workspaces_stay_and_stale_ones_are_removed(tmp_path: Path):
     old, recent = (tmp_path / f"{PARTIAL}m-{name}" for name in ("old", "recent"))
     for folder in (old, recent):
         folder.mkdir()
@@ -100,9 +100,7 @@ print(pull(sys.argv[1], Path(sys.argv[2])).folder)
 """
 
 
-def test_two_processes_that_pull_the_same_model_at_once_both_get_it(
-    tiny_gguf: Path, tmp_path: Path
-):
+def test_two_processes_may_pull_the_same_model(tiny_gguf: Path, tmp_path: Path):
     children = [
         subprocess.Popen(
             [sys.executable, "-c", PULL, str(tiny_gguf), str(tmp_path)],
@@ -113,7 +111,7 @@ def test_two_processes_that_pull_the_same_model_at_once_both_get_it(
         )
         for _ in range(2)
     ]
-    for child in children:  # both have imported what they need, or soon will
+    for child in children:  # both have finished their imports, or soon will
         assert child.stdin is not None
         child.stdin.write("go\n")
         child.stdin.flush()

@@ -1,4 +1,4 @@
-"""`bench run` with settings that end in seconds."""
+"""`bench run` with settings for runs of a few seconds."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The server's page in a browser: what a user does, and what is then on the screen."""
+"""The server's page in a browser: actions of a user, and the content of the screen."""
 
 import shutil
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def chromium() -> Iterator["Browser"]:
 
 
 def until(page: "Page", true: str, value: Any = None) -> None:
-    """Wait for what a piece of JavaScript says.
+    """Wait until a JavaScript function of `value` returns true.
 
     Playwright's own way has the page evaluate strings, which the page's policy forbids it.
     """
@@ -43,7 +43,7 @@ def until(page: "Page", true: str, value: Any = None) -> None:
 
 
 def opened(page: "Page", url: str, *, settings: bool = True) -> None:
-    """Load the page, with its settings beside the chat."""
+    """Load the page, with its settings next to the chat."""
     page.goto(url)
     until(page, "document.getElementById('model').textContent.trim() !== ''")
     if settings:

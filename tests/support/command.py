@@ -1,4 +1,4 @@
-"""`paceline serve` as a process of its own, as a user starts it."""
+"""`paceline serve` in a separate process, as a user starts it."""
 
 import os
 import random
@@ -27,7 +27,7 @@ class Command:
 
     @property
     def url(self) -> str:
-        """Where it listens, once it does."""
+        """The URL of the server, once it listens."""
         assert self._ready.wait(PATIENCE)
         assert " at http" in self.said, self.said
         return self.said.split(" at ")[-1].split("/v1")[0]
@@ -86,7 +86,7 @@ def served(
 
 
 def free_port() -> int:
-    """A port at which nobody listens, below those that a system gives to whoever asks for any."""
+    """Return a port without a listener, below the system's range of automatic ports."""
     while True:
         port = random.randrange(20000, 30000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -94,7 +94,7 @@ def free_port() -> int:
 
 
 def _alive(group: int) -> bool:
-    """Whether any process of a group is left."""
+    """Return whether any process of a group is left."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

@@ -77,7 +77,7 @@ def tiny_artifact(folder: Path, **options: Any) -> Path:
 
 
 def convert_source(source: Any, out: Path, **settings: Any) -> Path:
-    """Its artifact: flexible, unless static functions are asked for."""
+    """Return its artifact: flexible, unless static functions are requested."""
     from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import convert
 

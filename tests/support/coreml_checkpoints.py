@@ -24,7 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def tiny_checkpoint(
     folder: Path, model: str = "llama", *, seed: int = 0, bos: bool = False
 ) -> Path:
-    """A random model in which every weight has an effect; `bos`: the tokenizer adds BOS."""
+    """A random model whose weights all have an effect; `bos`: the tokenizer adds BOS."""
     from support.coreml_families import TinyModel
 
     TinyModel(model, folder, seed=seed, rare=RARE, **MODELS[model])
@@ -48,7 +48,7 @@ def write_tokenizer(folder: Path, *, bos: bool = False) -> None:
 
 
 def convert_tiny(checkpoint: Path, out: Path, **options: Any) -> Path:
-    """Its Core ML form in two packages of layers and two of the head, with all layers tapped."""
+    """Convert it to two Core ML packages of layers and two of the head, with all layers tapped."""
     layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
     settings = {"topology": f"{layers - 1}+1", "head_rows": VOCAB // 2, "slots": 64, "taps": "all"}
     if "functions" not in options:

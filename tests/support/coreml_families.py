@@ -201,7 +201,7 @@ ONE_PER_FAMILY = [
 
 
 class TinyModel:
-    """A checkpoint on disk, and transformers' model of it, in which every weight has an effect."""
+    """A checkpoint on disk and its model in transformers; every weight has an effect."""
 
     def __init__(
         self, form: str, folder: Path, *, seed: int = 0, rare: int = 0, **changes: Any

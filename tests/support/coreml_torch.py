@@ -1,4 +1,4 @@
-"""A whole model of a family in torch, block by block: the reference for converted shards."""
+"""A complete model of a family in torch, block by block: the reference for converted shards."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Lets coremltools convert faster in tests. What it makes is the same."""
+"""Faster coremltools conversion in tests, with the same output."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,12 +6,12 @@ from unittest import mock
 
 
 def convert_fast() -> None:
-    """Leave out half of the time of a small conversion, none of which changes its result.
+    """Halve the time of a small conversion without changing its result.
 
     A program is validated at the ends of a pipeline, not after each of 100 passes, and then
     not written out for a log of debug messages; what no weight is compressed in need not be
-    searched for compressed weights after each pass; and there is no full collection at the end,
-    half a second with all that tests import.
+    searched for compressed weights after each pass; and the full garbage collection at the end,
+    half a second with all that tests import, is skipped.
     """
     from coremltools.converters import _converters_entry
     from coremltools.converters.mil.mil import Block, Program
@@ -47,5 +47,5 @@ def convert_fast() -> None:
 
 
 def _is_compressed(op: Any) -> bool:
-    """True if a weight that was compressed is among what an output is computed from."""
+    """Return True if an output depends on a compressed weight."""
     return any(out.nonreplaceable_vars_upstream for out in op.outputs or ())

@@ -1,4 +1,4 @@
-"""Costs and exactness that are given, in place of those that a machine shows."""
+"""Fixed costs and exactness in place of measured ones."""
 
 from collections.abc import Mapping, Set
 from typing import Any

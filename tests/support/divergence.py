@@ -1,4 +1,4 @@
-"""How far two engines' logits are apart."""
+"""The divergence of two engines' logits."""
 
 import numpy as np
 

@@ -11,7 +11,7 @@ from paceline_lab.learn.table import write_table
 MATCHERS = ["ngram", "ngram:min=2,max=5,length=4", "suffix", "suffix:earlier", "suffix+ngram:min=1"]
 
 SPECS = [*MATCHERS, "table", "suffix+table", "kept", "suffix+table+kept"]
-"""Those, and the trained ones; `shared` has what they need."""
+"""Those, and the trained ones; `shared` has their resources."""
 
 
 class Text(NamedTuple):
@@ -29,7 +29,9 @@ def write_toy_table(folder: Path, texts: Sequence[Sequence[int]], vocab_size: in
     return folder
 
 
-class Says(Drafter):
+class FixedDrafter(Drafter):
+    """A drafter that always makes the same proposal."""
+
     def __init__(self, proposal: Proposal, seconds: float = 0.0) -> None:
         self.name = proposal.source
         self.asked: list[int] = []
@@ -45,11 +47,11 @@ class Says(Drafter):
 
 
 def drafted(policy: Policy, *proposals: Proposal, limit: int = 99) -> Proposal:
-    return policy.draft([Says(proposal) for proposal in proposals], [], limit)
+    return policy.draft([FixedDrafter(proposal) for proposal in proposals], [], limit)
 
 
 class Oracle(Drafter):
-    """Proposes what follows in `text`; a token at a position in `wrong_at` is off by one."""
+    """A drafter that continues `text`; tokens at positions in `wrong_at` are off by one."""
 
     name = "oracle"
 

@@ -1,4 +1,4 @@
-"""Runs generations on an engine, all that are due in one call, as a scheduler would."""
+"""Run generations on an engine, all due blocks in one forward pass, like a scheduler."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing

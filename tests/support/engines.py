@@ -23,7 +23,7 @@ HYBRIDS = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-"""Names of models with recurrent layers beside attention -> forms of `families.py`."""
+"""Names of models with recurrent and attention layers -> forms of `families.py`."""
 
 
 def _llamacpp(name: str, path: Path, parallel: int = 1) -> Engine:
@@ -56,14 +56,14 @@ def _on_device(path: Path, *, whole: bool) -> Engine:
 
 
 def _llamacpp_hybrid(form: str, request: pytest.FixtureRequest) -> Engine:
-    """A model with recurrent layers beside attention, in the library that rolls states back."""
+    """A model with recurrent and attention layers, in the library that rolls states back."""
     folder = request.getfixturevalue("tmp_path_factory").mktemp(form)
     # It refuses tokens that are none: wrong drafts of an odd vocabulary's last one would be.
     return _llamacpp("llama.cpp", write_gguf_of(form, folder / "m.gguf", vocab_size=320))
 
 
 def _packed(name: str, request: pytest.FixtureRequest) -> Engine:
-    """Weights of 8 bits, from a packed copy, which a file of this size does not get by itself."""
+    """8-bit weights from a packed copy, which a file of this size does not get by default."""
     from paceline.engines.llamacpp import packed
     from paceline.engines.llamacpp.engine import LlamaCppEngine
 

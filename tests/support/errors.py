@@ -1,4 +1,4 @@
-"""Errors by what they name: words that a user needs, not the sentence around them."""
+"""Checks of error messages: the words that a user needs, not the sentence around them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A program that finds its model as an agent does, by the same variables and arguments.
+"""A fake agent: finds its model through the same variables and arguments as a real one.
 
     fake_agent.py claude|codex|opencode [ARGUMENTS] [ask TASK | wait]
 

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine: what huggingface_hub asks of one, and the ways it can fail.
+"""A local Hugging Face Hub with the endpoints that huggingface_hub uses, and failures.
 
 Files of weights are redirected to another address, as the hub redirects them to its storage, and
 are sent in ranges. huggingface_hub reads HF_ENDPOINT when it is imported: a command in a process of
@@ -45,15 +45,15 @@ class FakeRepository:
 
 @dataclass
 class FakeHub:
-    """What the hub has, how it fails, and what was asked of it."""
+    """A fake Hugging Face Hub: its repositories, its failures, and the requests it received."""
 
     url: str
     repositories: dict[str, FakeRepository] = field(default_factory=dict)
     asked: list[Request] = field(default_factory=list)
     cut_after: list[int] = field(default_factory=list)
-    """Bytes after which each of the next downloads breaks off."""
+    """Number of bytes before each of the next downloads breaks off."""
     stall_after: int | None = None
-    """Bytes after which each of the next downloads stands still."""
+    """Number of bytes before each of the next downloads stalls."""
     closing: threading.Event = field(default_factory=threading.Event)
     other_bytes: bool = False
     """Whether the storage sends other bytes than the published ones."""
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(404, {})
 
     def _send_listing(self, name: str, rest: list[str]) -> None:
-        """What `model_info` and `list_repo_tree` ask for."""
+        """Serve the requests of `model_info` and `list_repo_tree`."""
         commit = self._commit(name, rest[1] if len(rest) > 1 else "main")
         if commit is None:
             return

@@ -1,4 +1,4 @@
-"""A program that behaves like llama-server as far as its client sees, and fails as it is told.
+"""A fake llama-server for our client, with failures on request.
 
 It answers each request with the tokens after the prompt's last one, as numbers. $FAKE_WAY is one
 way of failing; into $FAKE_LOG goes a line of JSON for its start, and one for each request. While

@@ -1,9 +1,9 @@
-"""A Mac that is none: coremltools' own Python layer, over a stand-in for its compiled half.
+"""A fake Mac: coremltools' own Python layer over a stand-in for its compiled half.
 
 `libcoremlpython` is the only part of coremltools that needs macOS. Its `_MLModelProxy` is replaced
-by one that compiles by copying and runs the rehearsal, and that accepts and rejects what the C++
-does, by its source (coremltools 9, coremlpython/CoreMLPython.mm and CoreMLPythonUtils.mm). Every
-call into it is counted, and can be made to fail as Core ML does.
+by one that compiles by copying and runs the rehearsal, and that accepts and rejects the same
+input as the C++ (coremltools 9, coremlpython/CoreMLPython.mm and CoreMLPythonUtils.mm). Every call
+into it is counted, and can fail like Core ML.
 """
 
 import shutil

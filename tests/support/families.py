@@ -21,7 +21,7 @@ _DATA = Path(__file__).parents[1] / "data" / "tiny_families.json"
 
 @cache
 def forms() -> Mapping[str, Any]:
-    """Name of a form -> its metadata and tensors; what is special in it comes after a dash."""
+    """Return form name -> metadata and tensors; a dash introduces special features of the form."""
     return json.loads(_DATA.read_text("utf-8"))
 
 
@@ -47,7 +47,7 @@ def write_gguf_of(
         seed: of the weights.
         weights: type of matrices whose rows are whole groups of it; others are F32.
         fields: replaces metadata; names without a dot before them are the architecture's.
-        tensors: written as F32 in place of random ones, or beside them.
+        tensors: written as F32 in place of random ones, or in addition.
         vocab_size: tokens of the vocabulary; None: the form's.
     """
     architecture = architecture_of(form)

@@ -1,4 +1,4 @@
-"""An engine that breaks its promise in one way, so that checks of the promise can be checked."""
+"""An engine that breaks exactness in one way, to test the checks of exactness."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

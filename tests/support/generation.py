@@ -1,4 +1,4 @@
-"""A `Generation` whose target says a known text, without a model."""
+"""A `Generation` whose target generates a known text, without a model."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -103,7 +103,7 @@ def allowed(constraint: Constraint, columns: int = COLUMNS) -> set[int]:
 
 
 def follows(constraint: Constraint, tokens: Sequence[int]) -> int:
-    """How many of the tokens may come, one after the other; one more if it may end there."""
+    """Return the number of leading tokens that are allowed, plus one if the text may end there."""
     for place, token in enumerate(tokens):
         if token not in allowed(constraint):
             return place

@@ -1,4 +1,4 @@
-"""Forms of heads, opened for a target of random embeddings, and what they draft.
+"""Draft heads of all forms, opened for a target of random embeddings, and their drafts.
 
 `tests/data/heads.npz` has drafts that were recorded from implementations of their own, in plain
 numpy and float64: DFlash from its paper (arXiv 2602.06036), DFlash 2 from z-lab/dflash, DSpark from
@@ -105,7 +105,7 @@ class Recorded:
 
 
 def sampler() -> DraftSampler:
-    """What picked the recorded drafts that are not the likeliest ones."""
+    """Return the sampler of the recorded drafts that are not the most likely ones."""
     return DraftSampler(Sampling(temperature=0.8, seed=5), 0, 320)
 
 
@@ -203,7 +203,7 @@ class Head:
         return Text(rows, rng.integers(0, 320, count + 1).tolist())
 
     def drafted(self, *parts: Any, token: int, cache: Any = None, **options: Any) -> Drafted:
-        """What the network drafts after rows, and `token` at the position after the last of them.
+        """Return the network's draft after rows, and `token` at the next position.
 
         All but the last of the `parts` are prefilled.
         """

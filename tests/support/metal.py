@@ -1,4 +1,4 @@
-"""Which kernels MLX takes on Apple GPUs, and the bits that rows then have, without a Mac.
+"""The kernels that MLX chooses on Apple GPUs, and the resulting bits of rows, without a Mac.
 
 From reading MLX 0.32.4 (`mlx/backend/metal`: `scaled_dot_product_attention.cpp`, `quantized.cpp`,
 `matmul.cpp`). Two kernels of one number are taken to differ in a row's last bit, always.
@@ -17,7 +17,7 @@ from paceline_mlx.rows import RowBits, attention_calls, candidates, measure_rule
 from paceline_mlx.thresholds import dropped
 
 CLASSES = {"base": "g", "Pro": "p", "Max": "s", "Ultra": "d"}
-"""Class of a chip -> last letter of its architecture, by which MLX knows it."""
+"""Class of a chip -> last letter of its architecture, as MLX reads it."""
 
 GENERATIONS = (13, 14, 15, 16, 17)
 _FUSED = {64, 96, 128, 256}

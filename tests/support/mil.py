@@ -80,7 +80,7 @@ def edit(package: Path, change: Callable[[Any], object]) -> Path:
 
 
 def operations(spec: Any) -> Any:
-    """Of a specification's main function."""
+    """Return the operations of a specification's main function."""
     function = spec.mlProgram.functions["main"]
     return function.block_specializations[function.opset].operations
 

@@ -70,7 +70,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**heads(4, 1, 256), "sliding_window": 24, "sliding_window_pattern": 2},
     ),
 }
-"""Transformers' classes, and settings beside the common ones."""
+"""Transformers' classes, and settings in addition to the common ones."""
 
 
 class Case(NamedTuple):
@@ -80,7 +80,7 @@ class Case(NamedTuple):
     dtype: str = "float32"
     bits: int | None = None
     rows: tuple[int, int] | None = None
-    """The fewest and most rows of a call; None: what is found to agree."""
+    """Minimum and maximum rows of a forward pass; None: measured."""
     layers: int = 2
 
 
@@ -124,7 +124,7 @@ def rules(least: int, most: int, *, prefill: int = 512, together: int = 1) -> Ro
 
 
 def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: Any) -> Path:
-    """A random model in which every weight shows, with a tokenizer."""
+    """Write a random model whose weights all have an effect, with a tokenizer."""
     import torch
     import transformers
 
@@ -135,7 +135,7 @@ def checkpoint(folder: Path, family: str, *, dtype: str = "float32", **changes: 
     ).eval()
     with torch.no_grad():
         for weight in network.parameters():
-            # At first norms are 1, biases 0, and a random model says nearly the same to all.
+            # Initial norms are 1, biases 0, and a random model's output barely varies by input.
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight) * 0.2)
             else:

@@ -137,7 +137,7 @@ def write_head(
     """Write a head, and return its weights as they can be read.
 
     Args:
-        folder: made when needed; of Qwen3.5 its files beside the head's are left out.
+        folder: made when needed; for Qwen3.5 only the head's files are written.
         form: its sizes.
         weights: None: random ones.
         change: what config.json says otherwise; `LEFT_OUT` leaves an entry out.
@@ -165,7 +165,7 @@ def write_head(
     return write_tensors(folder / "model.safetensors", stored, kind, whole)
 
 
-# -- a target that repeats rounds of eight tokens, and heads that know them ------------------------
+# -- a target that repeats rounds of eight tokens, and heads for them -----------------------------
 
 ROUND = 8
 """After token t comes `next_in_round(t)`, whatever came before."""
@@ -176,7 +176,7 @@ def next_in_round(token: int) -> int:
 
 
 class Rounds:
-    """Embeddings in which the next token's is the token's, turned.
+    """Embeddings where the next token's is the token's, rotated.
 
     Entry 0 is the same for every token, and all have the same length, so that a norm is a factor.
     """

@@ -134,7 +134,7 @@ def write_eagle3(
         tensors |= {"fc.weight": np.tile(np.eye(D), len(LAYERS)) / len(LAYERS)}
         tensors |= {"output.weight": _SCALE * _embeddings()[_partners()]}
         # The token of a row has the right parity, the state before it the other. What passes the
-        # layer beside attention is small, or a chain would add up its drafts.
+        # layer next to attention is small, or a chain would add up its drafts.
         tensors |= {"blk.0.attn_norm_2.weight": np.full(D, 0.05)}
         tensors |= _alternating(2 * D, halves=(0, D), signs=(1, -1))
         tensors["blk.0.attn_v.weight"][HEAD:] /= 0.05

@@ -1,4 +1,4 @@
-"""Models in a folder as ollama keeps them."""
+"""Models in a folder with Ollama's layout."""
 
 import hashlib
 import json

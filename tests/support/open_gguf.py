@@ -1,8 +1,7 @@
-"""Opens the GGUF files whose paths come in, a line each, and answers with each; run by path.
+"""Open the GGUF files whose paths arrive on standard input, one per line; run by path.
 
-Prints a line of JSON for each: what was said, the seconds of processor time, and the most kilobytes
-of memory that the process had. A process of its own, so that a crash is a test's failure and not
-its end.
+Prints a line of JSON for each: the report, seconds of CPU time, and the process's peak memory in
+kilobytes. It is a separate process, so that a crash fails a test and does not end all of them.
 """
 
 import json
@@ -34,7 +33,7 @@ def peak() -> int:
     return int(status.partition("VmHWM:")[2].split()[0])
 
 
-# What a library prints on standard output is no answer of this process.
+# A library's prints on standard output must not mix with the report.
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 for line in sys.stdin:

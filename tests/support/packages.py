@@ -1,4 +1,4 @@
-"""Packages that tests need beside the extra `test`, and what is left out where they are missing."""
+"""Packages that tests need in addition to the extra `test`; tests are skipped without them."""
 
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -40,7 +40,7 @@ def params(
     """Marked parameters, without those whose packages are missing.
 
     Thousands of skips would take minutes; `test_engines.py` has one for each of `NEEDED`.
-    `needs`: parameter -> its name in `NEEDED`, where that is another.
+    `needs`: parameter -> its name in `NEEDED`, if different.
     """
     marked = []
     for name in names:

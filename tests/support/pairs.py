@@ -52,7 +52,7 @@ def _pairs(row: dict[int, Hashable], axis: int) -> list[tuple[Any, Any]]:
 
 
 def covering(rows: Sequence[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
-    """Some of the rows, in which any two values meet that meet in one of them all."""
+    """Return a subset of the rows with every pair of values that occurs in a row."""
     pairs_of = {row: {*combinations(enumerate(row), 2)} for row in rows}
     missing = set[Any]().union(*pairs_of.values())
     chosen = set()

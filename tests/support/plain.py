@@ -1,4 +1,4 @@
-"""Prompts and options of the tests of `runtime`, and answers of plain decoding to compare with."""
+"""Prompts and options for the tests of `runtime`, with responses of plain decoding to compare."""
 
 from typing import Any
 

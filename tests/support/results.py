@@ -1,4 +1,4 @@
-"""Records of every kind, small, as the tests of charts and pages draw them."""
+"""Small records of every kind, for the tests of charts and pages."""
 
 from typing import Any
 

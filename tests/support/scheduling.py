@@ -1,4 +1,4 @@
-"""Requests that a test submits to a model's scheduler itself."""
+"""Requests that a test submits directly to a model's scheduler."""
 
 import queue
 from typing import Any
@@ -41,7 +41,7 @@ class Submitted:
 
 
 def free_slots(model: Model) -> int:
-    """Return the engine's free slots without what the prefix cache holds."""
+    """Return the engine's free slots, plus those of the prefix cache."""
 
     def evict() -> int:
         while model.scheduler.prefix_cache.evict():

@@ -1,4 +1,4 @@
-"""A model whose answers are given: rules say which text follows which prompt.
+"""A model with scripted responses: rules map prompts to texts.
 
 It computes nothing, so its context may be as long as an agent's prompts are. What is tested with it
 is everything around the model: templates, grammars, parsers, and the forms of the APIs.
@@ -52,7 +52,7 @@ Rule = Callable[[str], str | None]
 
 
 class ScriptedEngine(ToyEngine):
-    """Its rows say what the script of their prompt has at their position."""
+    """An engine whose rows pick the token of the prompt's script at their position."""
 
     def __init__(self, context_length: int) -> None:
         """Start without rules: every answer is empty."""
@@ -126,7 +126,7 @@ CALL = called("ls", {"path": "."})
 
 @contextmanager
 def calling_ls(server: Running) -> Iterator[Running]:
-    """A model that thinks, says something and calls `ls`, and answers from its result."""
+    """Script a reasoning model that writes text, calls `ls`, and responds to its result."""
     engine_of(server).rules = [
         when("4 files here", DONE),
         always(f"<think>\n{THOUGHT}\n</think>\n\n{SAID}\n{CALL}"),

@@ -47,11 +47,11 @@ class Running:
 
     @property
     def model(self) -> Model:
-        """What is served. Only while nothing is asked of the server."""
+        """The served model. Only for use while the server has no requests."""
         return self.server.service.model
 
     def rest(self) -> None:
-        """Wait until nothing is going on."""
+        """Wait until the server is idle."""
         load = self.scheduler.load
         until(lambda: load.running == load.waiting == 0)
 
@@ -70,7 +70,7 @@ class Running:
         return HTTP.post(self.url + path, json=body, **more)
 
     def events(self, path: str, body: Any, **more: Any) -> list[Any]:
-        """The events of a stream that is all right: JSON, and what is none as text."""
+        """Return the events of a successful stream: JSON, or text if they are not JSON."""
         response = self.post(path, {**body, "stream": True}, **more)
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")

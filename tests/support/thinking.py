@@ -1,4 +1,4 @@
-"""Short chat templates with the marks of public thinking models, and a tiny model that thinks.
+"""Short chat templates with the tags of public reasoning models, and a tiny reasoning model.
 
 Each has what tells its form: marks, variables, and how the prompt ends. The rest is made up.
 """
@@ -89,7 +89,7 @@ def write_thinking(path: Path, template: str) -> Path:
 class Scripted:
     """An engine whose model writes given tokens after any prompt, and then ends its answer.
 
-    A row says what the script has at its position, whatever was drafted.
+    A row picks the script's token at its position, whatever was drafted.
     """
 
     def __init__(self, engine: Engine, script: Sequence[int], end: int = 2) -> None:

@@ -72,7 +72,7 @@ def write_tiny(
 
     `fields` replaces metadata (None leaves a field out). `exact` writes the same values as the
     file of type `weights` has, as F32. `split` is the most tensors of a shard; 0: one file.
-    `tensors` are written as F32 in place of random ones, or beside them.
+    `tensors` are written as F32 in place of random ones, or in addition.
     """
     with gguf_writer(
         path, architecture, {**_fields(architecture, sizes), **(fields or {})}, split=split
@@ -209,7 +209,7 @@ def _stored(rng: np.random.Generator, shape: tuple[int, ...], kind: Type) -> np.
 
 
 def reference_hidden(path: Path, tokens: list[int]) -> np.ndarray:
-    """[tokens, d]: what the head of a qwen3 reads, computed plainly and in float64."""
+    """Return [tokens, d]: the input of a qwen3's output head, computed in float64."""
     reader = GGUFReader(path)
     weights = {
         tensor.name.removesuffix(".weight"): dequantize(tensor.data, tensor.tensor_type)

@@ -1,4 +1,4 @@
-"""Functions, their calls, and reading those back."""
+"""Functions, their calls, and parsing those."""
 
 import json
 from typing import Any, NamedTuple

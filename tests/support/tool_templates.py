@@ -1,4 +1,4 @@
-"""Short chat templates with the signs and forms of public models that call tools, and a tiny model.
+"""Short chat templates with the formats of public models that call tools, and a tiny model.
 
 Made up here: how each describes tools, writes calls and takes results follows the published
 templates (Qwen3, Qwen3-Coder, Llama 3.2, Mistral Small 3.1, Devstral, Gemma 4, FunctionGemma, LFM2,
@@ -109,7 +109,7 @@ TEMPLATES = {
 _SIGNS = {"minicpm": "<![CDATA[", "granite": "JSON list of tools", "deepseek-fenced": "```json"}
 _SIGNS |= {"glm": "</arg_key>\n", "nemotron": "<TOOLCALL>[", "apriel": "<tool_calls>["}
 _SIGNS |= {"seed": "<function=", "deepseek-xml": "function_calls"}
-"""What templates of a form also have, by which they are recognised."""
+"""Further signs of a form's templates, for recognition."""
 
 
 def _published(form: ToolForm) -> str:

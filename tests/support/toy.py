@@ -1,4 +1,4 @@
-"""A model small enough for thousands of calls a second, with slots as real as any engine's.
+"""A model small enough for thousands of forward passes per second, with real slots.
 
 Keys and values live in arrays by KV block. A row is computed from the slots that the sequence's
 table says are its own, and from nothing else: the values of the last two say which tokens the model
@@ -61,7 +61,7 @@ class ToyEngine(PooledEngine[BlockTable]):
         self.steps += 1
         for table, block in work:
             self._write(table, [*block.tokens, *[PADDING] * self._padding(block)])
-        # As in a real engine, what the last call returned is gone now.
+        # As in a real engine, the last call's result is invalid now.
         self._logits.fill(np.nan)
         count = sum(block.rows for _, block in work)
         if count > len(self._logits):

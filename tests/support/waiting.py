@@ -1,10 +1,10 @@
-"""For what has to come, however busy the machine is."""
+"""Wait for a condition, however busy the machine is."""
 
 import time
 from collections.abc import Callable
 
 PATIENCE = 120.0
-"""Seconds after which something has gone wrong."""
+"""Timeout in seconds: beyond it something has failed."""
 
 
 def until(true: Callable[[], bool]) -> None:

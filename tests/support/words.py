@@ -1,4 +1,4 @@
-"""The commands of the command line, and what they read from words, without running them."""
+"""The commands of the command line, and their parsed arguments, without running them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Memory and CPUs that a process may use, with the files of control groups of Linux."""
+"""Memory and CPU limits of a process, with files of Linux control groups."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def write(root: Path, groups: str, **limits: str) -> None:
         ("nothing that is known\n", {"memory_DOT_max": "1"}, MACHINE),
     ],
 )
-def test_the_least_limit_of_the_groups_holds(
+def test_the_lowest_memory_limit_of_the_groups_applies(
     groups: str | None, limits: dict[str, str], expected: int, root: Path
 ):
     if groups is not None:
@@ -73,7 +73,7 @@ def test_the_least_limit_of_the_groups_holds(
         ({"a__cpu_DOT_max": "300000 100000", "a__b__cpu_DOT_max": "max 100000"}, 3),
     ],
 )
-def test_a_containers_quota_bounds_the_cpus(
+def test_a_container_quota_limits_the_cpus(
     limits: dict[str, str], expected: int, root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8), raising=False)

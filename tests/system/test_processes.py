@@ -13,7 +13,7 @@ def script(text: str) -> list[str]:
     return python("-c", text)
 
 
-def test_both_streams_and_the_code_come_back_and_a_child_has_nothing_to_read():
+def test_a_child_process_returns_both_streams_and_its_code_and_has_no_stdin():
     finished = run_child(
         script(
             "import os, sys; print(repr(sys.stdin.read()), flush=True);"
@@ -23,7 +23,7 @@ def test_both_streams_and_the_code_come_back_and_a_child_has_nothing_to_read():
     assert finished == Finished(3, ("''", "a\ufffd\ufffd"))
 
 
-def test_a_child_of_ours_imports_nothing_from_the_current_folder(
+def test_a_child_process_imports_nothing_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -31,7 +31,7 @@ def test_a_child_of_ours_imports_nothing_from_the_current_folder(
     assert run_child(script("import json; print(json.dumps(1))")).lines == ("1",)
 
 
-def test_the_reason_is_the_last_line_with_words_or_the_signal():
+def test_a_failures_reason_is_the_last_nonempty_line_or_the_signal():
     assert Finished(1, ("why", "", " ")).reason == "why"
     assert Finished(1, ()).reason == "it gave no reason"
     assert Finished(-15, ("Terminating",)).reason == "ended by signal 15"
@@ -40,7 +40,7 @@ def test_the_reason_is_the_last_line_with_words_or_the_signal():
         run_child(["/nowhere/program"])
 
 
-def test_after_ctrl_c_no_child_is_left_running(tmp_path: Path):
+def test_ctrl_c_leaves_no_child_process(tmp_path: Path):
     path, main = tmp_path / "pid", threading.get_ident()
 
     def interrupt() -> None:

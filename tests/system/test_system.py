@@ -1,4 +1,4 @@
-"""No module needs what only some operating systems have."""
+"""No module needs features of a single operating system."""
 
 import ast
 import subprocess
@@ -56,14 +56,14 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def test_modules_of_one_kind_of_system_are_imported_in_one_place():
+def test_posix_only_modules_are_imported_only_in_listed_files():
     users = {
         path.relative_to(SOURCE).as_posix() for path in modules() if imported(path) & POSIX_ONLY
     }
     assert users == APART
 
 
-def test_text_files_have_an_encoding_of_their_own():
+def test_text_files_are_opened_with_an_explicit_encoding():
     """Else it is the system's, which is not UTF-8 everywhere."""
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -74,7 +74,7 @@ def test_text_files_have_an_encoding_of_their_own():
                 assert any(word.arg == "encoding" for word in node.keywords), f"{at}: which one?"
 
 
-def test_every_module_can_be_imported_where_posix_is_not():
+def test_every_module_can_be_imported_without_posix():
     child = subprocess.run(
         [sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, check=False
     )
@@ -82,7 +82,7 @@ def test_every_module_can_be_imported_where_posix_is_not():
     assert "paceline.server.run" in child.stdout.splitlines()
 
 
-def test_a_process_without_an_alarm_is_ended_by_its_parent(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_without_alarm_is_killed_by_its_parent(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes, "HAS_ALARM", False)
     endless = b"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     request = b'{"source": "%s", "seconds": 3600, "characters": 9, "names": {}}'

@@ -1,4 +1,4 @@
-"""Calls as the published chat templates write them are read back: what models have learnt."""
+"""Calls written by published chat templates, which models were trained on, are parsed."""
 
 import json
 import re
@@ -53,8 +53,8 @@ FORMS = {
 NO_LINE_BETWEEN = {"Reka-Edge", "StepFun3.5-Flash"}
 """Their templates have no line break between two calls, where other models of the form have one."""
 SINGLE_QUOTES = {"LFM2.5-8B-A1B"}
-"""Its template has strings in single quotes, and what is in them as it is: of a value with such a
-quote or a backslash nobody can read back where it ends."""
+"""Its template puts strings in single quotes without escapes, so the end of a value with such a
+quote or a backslash is ambiguous."""
 IDS = re.compile(r', "id": "[^"]*"|(?<=\[CALL_ID\])[a-z0-9]{9}')
 USER = {"role": "user", "content": "QUESTION_1"}
 VALUES = st.recursive(
@@ -110,8 +110,8 @@ def rendered(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_calls_are_written_as_the_published_template_writes_them(count: int, published: Published):
-    """So a grammar, which allows what is written here, leads no model off what it has learnt."""
+def test_calls_are_written_like_the_published_template(count: int, published: Published):
+    """So a grammar, which allows these texts, forces no model away from its training."""
     model, _, form, _ = published
     calls: list[tuple[str, dict[str, Any]]] = [
         ("f", {"city": "Linz", "days": 3}),
@@ -129,7 +129,7 @@ def test_calls_are_written_as_the_published_template_writes_them(count: int, pub
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=st.lists(ARGUMENTS, min_size=1, max_size=2))
-def test_calls_are_read_back_as_the_published_template_writes_them(
+def test_calls_written_by_the_published_template_are_parsed(
     arguments: list[dict[str, Any]], published: Published
 ):
     model, _, form, _ = published

@@ -29,7 +29,7 @@ def marked(inner: str) -> str:
     ],
     ids=["hermes", "no lines", "smollm2", "smollm2 lines", "both", "not closed"],
 )
-def test_calls_are_found_in_either_form(text: str):
+def test_calls_are_found_in_either_format(text: str):
     assert parse_tool_calls(text) == ("", CALLED)
 
 
@@ -62,12 +62,12 @@ def test_an_incomplete_tool_call_stays_text(text: str):
     assert parse_tool_calls(text) == (text, ())
 
 
-def test_a_broken_call_does_not_hide_the_next():
+def test_a_malformed_call_does_not_hide_the_next():
     broken = f"<tool_call>{WEATHER[:30]}"
     assert parse_tool_calls(f"{broken} {marked(WEATHER)}") == (broken, CALLED[:1])
 
 
-def test_marks_inside_arguments_are_arguments():
+def test_tags_inside_arguments_are_arguments():
     arguments = {"html": "</tool_call><tool_call>", "é": "ü"}
     text = marked(json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False))
     content, (call,) = parse_tool_calls(text)
@@ -86,17 +86,17 @@ def test_marks_inside_arguments_are_arguments():
     ],
     ids=["none", "first", "in a string", "more keys"],
 )
-def test_arguments_are_parsed_as_models_write_them(call: str, arguments: str):
+def test_common_variants_of_arguments_are_parsed(call: str, arguments: str):
     assert parse_tool_calls(marked(call)).calls == (ToolCall("f", arguments),)
 
 
 @pytest.mark.parametrize("end", range(len("\n</tool_call>") + 1))
-def test_a_part_of_the_closing_mark_is_no_content(end: int):
+def test_a_partial_closing_tag_is_not_content(end: int):
     call = marked(WEATHER).removesuffix("</tool_call>").rstrip("\n")
     assert parse_tool_calls(call + "\n</tool_call>"[:end]) == ("", CALLED[:1])
 
 
-def test_a_forced_answer_has_complete_calls_alone_wherever_it_is_cut():
+def test_a_forced_response_has_only_complete_calls_at_any_truncation():
     text = f"{marked(WEATHER)}\n{marked(WEATHER)}\nThe"
     for end in range(len(text) + 1):
         content, calls = parse_tool_calls(text[:end], forced=True)

@@ -1,4 +1,4 @@
-"""Every form of tool calls: written calls are read back, however the text is cut."""
+"""Every format of tool calls: written calls are parsed for any chunking of the text."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ QWEN_XML = FORMS["qwen-xml"]
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
-def test_a_tool_call_that_is_cut_stays_text(form: ToolForm):
+def test_a_truncated_tool_call_stays_text(form: ToolForm):
     text = written_calls(form, [TRIP])
     end = text.rindex(form.tags.close.strip() or "]")
     assert parse_tool_calls(text[:end], form, SCHEMAS) == (text[:end], ())
@@ -69,7 +69,7 @@ CALLS = st.lists(
 
 @settings(max_examples=40)
 @given(data=st.data(), form=st.sampled_from([*FORMS.values()]), calls=CALLS)
-def test_any_values_are_read_back_however_the_text_is_cut(
+def test_any_values_round_trip_in_any_chunking(
     data: st.DataObject, form: ToolForm, calls: list[ToolCall]
 ):
     if form.single:
@@ -107,7 +107,7 @@ PARTS = [
 
 @settings(max_examples=40)
 @given(text=st.lists(st.sampled_from(PARTS), max_size=14), form=st.sampled_from([*FORMS.values()]))
-def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
+def test_text_outside_tool_calls_is_never_lost(text: list[str], form: ToolForm):
     whole = "".join(text)
     result = parse_tool_calls(whole, form, SCHEMAS)
     if not result.calls:
@@ -136,7 +136,5 @@ def test_no_text_is_lost_that_is_no_tool_call(text: list[str], form: ToolForm):
         (HARMONY, "<|channel|>commentary to=functions.now json<|message|>{}<|call|>", [NOW]),
     ],
 )
-def test_tool_calls_are_read_as_models_also_write_them(
-    form: ToolForm, text: str, calls: list[ToolCall]
-):
+def test_common_variants_of_tool_calls_are_parsed(form: ToolForm, text: str, calls: list[ToolCall]):
     assert read(text, form) == ("", tuple(calls))

@@ -20,7 +20,7 @@ def test_a_suite_has_its_prompts_in_order_and_the_hash_of_its_file(suite_file: P
     assert suite.sha256 == sha256(suite_file.read_bytes()).hexdigest()
 
 
-def test_our_own_suite_is_whole():
+def test_our_suite_is_complete():
     suite = load_suite()
     ids = [prompt.id for prompt in suite.prompts]
     assert len({*ids}) == len(ids) >= 24
@@ -42,7 +42,7 @@ def test_our_own_suite_is_whole():
         "[" * 100_000,
     ],
 )
-def test_a_line_that_is_no_prompt_is_named_by_number(line: str, suite_file: Path):
+def test_an_invalid_prompt_line_is_reported_with_its_number(line: str, suite_file: Path):
     first = suite_file.read_text().splitlines()[0]
     suite_file.write_text(f"{first}\n\n{line}\n")
     with pytest.raises(InvalidRequest, match="line 3 of ") as caught:
@@ -51,21 +51,21 @@ def test_a_line_that_is_no_prompt_is_named_by_number(line: str, suite_file: Path
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_a_suite_without_prompts_is_refused(content: bytes, tmp_path: Path):
+def test_a_suite_without_prompts_is_rejected(content: bytes, tmp_path: Path):
     path = tmp_path / "empty.jsonl"
     path.write_bytes(content)
     with pytest.raises(InvalidRequest, match=f"{path}"):
         load_suite(path)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+def test_an_unreadable_suite_is_reported(tmp_path: Path):
     paths: list[Any] = [tmp_path / "nothing.jsonl", tmp_path]
     for path in paths:
         with pytest.raises(InvalidRequest, match=f"{path}"):
             load_suite(path)
 
 
-def test_a_prompt_may_be_the_users_words_alone(tmp_path: Path):
+def test_a_prompt_may_be_only_the_users_text(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "Hello"}\n')
     (prompt,) = load_suite(path).prompts
@@ -73,7 +73,7 @@ def test_a_prompt_may_be_the_users_words_alone(tmp_path: Path):
     assert prompt.messages == [{"role": "user", "content": "Hello"}]
 
 
-def test_two_prompts_of_one_id_are_refused(tmp_path: Path):
+def test_duplicate_prompt_ids_are_rejected(tmp_path: Path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"id": "a", "prompt": "Hello"}\n{"id": "a", "prompt": "Hi"}\n')
     with pytest.raises(InvalidRequest, match="two prompts have the id 'a'"):

@@ -47,7 +47,7 @@ def pairs(chosen: list[VerifyCase]) -> set[object]:
     return {((i, a[i]), (j, a[j])) for a in values for i, j in combinations(range(4), 2)}
 
 
-def test_the_cases_have_every_pair_of_values_and_the_same_each_time():
+def test_the_cases_cover_every_pair_of_values_deterministically():
     chosen = verify_cases()
     assert len(chosen) < len(DRAFTERS) * len(POLICIES) * len(BLOCKS) / 2
     parts = (DRAFTERS, POLICIES, BLOCKS, [*map(str, ({"temperature": 0.0}, *SAMPLED))])
@@ -60,7 +60,7 @@ def test_the_cases_have_every_pair_of_values_and_the_same_each_time():
     assert verify_cases() == chosen
 
 
-def test_rows_of_an_exact_engine_do_not_differ_under_any_condition(model: Model):
+def test_rows_of_an_exact_engine_never_differ(model: Model):
     verdict = Verdict()
     compare(model.engine, verdict)
     # After three contexts: 256 rows of blocks, 36 of batches, 53 of forks; and 18 ways to prefill.
@@ -71,7 +71,7 @@ def test_rows_of_an_exact_engine_do_not_differ_under_any_condition(model: Model)
 
 
 @pytest.mark.parametrize("change", [by_block_length, by_company])
-def test_rows_that_depend_on_how_they_are_computed_are_found(change: Change, model: Model):
+def test_rows_that_depend_on_their_computation_are_detected(change: Change, model: Model):
     verdict = Verdict()
     compare(FaultyEngine(model.engine, change), verdict)
     assert 0 < verdict.rows.differing < verdict.rows.rows
@@ -79,7 +79,7 @@ def test_rows_that_depend_on_how_they_are_computed_are_found(change: Change, mod
     assert not verdict.exact
 
 
-def test_rows_that_depend_on_how_the_prompt_was_cut_are_found():
+def test_rows_that_depend_on_prompt_chunking_are_detected():
     class Forgetful(ToyEngine):
         """Reads a slot of the prompt wrongly that was the first of a chunk."""
 
@@ -96,7 +96,7 @@ def test_rows_that_depend_on_how_the_prompt_was_cut_are_found():
     assert not verdict.exact
 
 
-def test_a_check_gives_all_slots_back_even_when_it_fails(model: Model):
+def test_a_check_frees_all_slots_even_if_it_fails(model: Model):
     free = model.engine.free_slots
 
     class Failing(FaultyEngine):
@@ -122,7 +122,7 @@ class Crossing(ToyEngine):
         return result
 
 
-def test_rows_that_depend_on_the_keys_of_a_call_are_found_around_thresholds():
+def test_rows_that_depend_on_key_counts_are_detected_around_thresholds():
     verdict = Verdict()
     checks = row_checks(Crossing(context_length=1100, cache_blocks=400), verdict)
     assert run_checks(checks, until=0) == 1
@@ -131,7 +131,7 @@ def test_rows_that_depend_on_the_keys_of_a_call_are_found_around_thresholds():
     assert 0 < verdict.conditions["block_length"].differing < 80
 
 
-def test_one_of_eight_cases_has_a_long_answer(model: Model, suite_file: Path):
+def test_one_in_eight_cases_has_a_long_response(model: Model, suite_file: Path):
     verdict = Verdict()
     cases = [VerifyCase("suffix", "fixed", 4, GREEDY)] * 8
     suite = load_suite(suite_file)
@@ -139,9 +139,7 @@ def test_one_of_eight_cases_has_a_long_answer(model: Model, suite_file: Path):
     assert verdict.tokens_compared == 7 * 10 + 40
 
 
-def test_an_answer_with_another_token_is_named_with_its_way_and_place(
-    model: Model, suite_file: Path
-):
+def test_a_differing_token_is_reported_with_its_mode_and_position(model: Model, suite_file: Path):
     liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
     verdict = Verdict()
     case = VerifyCase("suffix", "fixed", 4, GREEDY)
@@ -153,7 +151,7 @@ def test_an_answer_with_another_token_is_named_with_its_way_and_place(
         assert said.split(" ")[0] in ("one", "two", "three")
 
 
-def test_an_answer_that_only_ends_sooner_differs_too(model: Model, suite_file: Path):
+def test_a_response_that_only_ends_earlier_also_differs(model: Model, suite_file: Path):
     class Short(Model):
         def _batch_request(self, prompt: Any, options: Any) -> Any:
             shorter = {} if options["drafter"] == "none" else {"max_tokens": 5}
@@ -171,7 +169,7 @@ def test_an_answer_that_only_ends_sooner_differs_too(model: Model, suite_file: P
     ("slots", "contexts", "thresholds"),
     [(2048, 4, 2), (1536, 3, 2), (192, 2, 0), (64, 1, 0), (48, 0, 0)],
 )
-def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(
+def test_rows_are_compared_at_context_lengths_that_two_sequences_fit(
     slots: int, contexts: int, thresholds: int
 ):
     engine = ToyEngine(context_length=2048, block_size=16, cache_blocks=slots // 16)
@@ -184,7 +182,7 @@ def test_rows_are_compared_at_the_contexts_of_which_two_sequences_fit(
     assert engine.free_slots == slots
 
 
-def test_answers_together_may_need_more_than_the_cache_has(
+def test_batched_responses_may_need_more_than_the_cache(
     model: Model, suite_file: Path, tmp_path: Path
 ):
     settings = EngineSettings(cache_tokens=160)

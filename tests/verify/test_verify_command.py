@@ -30,7 +30,7 @@ def verified(model: Model, suite: Path, **options: Any) -> Report:
 
 
 @pytest.mark.usefixtures("few_cases")
-def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path):
+def test_verify_passes_for_an_exact_model(model: Model, suite_file: Path):
     report = verified(model, suite_file, max_tokens=20)
     assert report.passed
     assert report.value["exact"] is True
@@ -42,7 +42,7 @@ def test_verify_passes_where_the_promise_is_kept(model: Model, suite_file: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_cases", "cache")
-def test_the_command_says_as_json_what_was_compared(
+def test_verify_prints_the_comparison_as_json(
     tiny_gguf: Path, suite_file: Path, capsys: pytest.CaptureFixture[str]
 ):
     options = ["--suite", str(suite_file), "--max-tokens", "3", "--json", "--quiet"]
@@ -53,7 +53,7 @@ def test_the_command_says_as_json_what_was_compared(
 
 
 @pytest.mark.usefixtures("few_cases")
-def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
+def test_a_quick_verification_samples_and_estimates_the_whole(
     model: Model, suite_file: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(command, "_QUICK_ROWS_SECONDS", 0)
@@ -70,7 +70,7 @@ def test_a_quick_verification_compares_a_part_and_estimates_the_whole(
 
 @pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("change", [by_block_length, other_picks_when_drafting])
-def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, suite_file: Path):
+def test_verify_fails_for_an_inexact_model(change: Any, model: Model, suite_file: Path):
     broken = Model(model.files, FaultyEngine(model.engine, change))
     report = verified(broken, suite_file, max_tokens=60)
     assert not report.passed
@@ -79,7 +79,7 @@ def test_verify_fails_where_the_promise_is_broken(change: Any, model: Model, sui
     assert report.value["rows_differing"] > 0
 
 
-def test_a_model_measured_not_to_keep_it_promises_nothing(model: Model):
+def test_a_model_measured_as_inexact_is_never_reported_exact(model: Model):
     broken = Model(model.files, FaultyEngine(model.engine, by_block_length))
     found = broken.generate("Hello", max_tokens=3, drafter="suffix")
     assert not found.exact
@@ -88,7 +88,7 @@ def test_a_model_measured_not_to_keep_it_promises_nothing(model: Model):
     assert (plain.exact, plain.exactness) == (True, {})
 
 
-def test_exact_rests_on_the_conditions_that_an_answer_is_computed_under(model: Model):
+def test_the_exact_field_depends_on_the_responses_conditions(model: Model):
     broken = Model(model.files, FaultyEngine(model.engine, by_company))
     alone = broken.without_history().generate("Hello", max_tokens=3, drafter="suffix")
     assert alone.exact, "no other sequence is in its calls"
@@ -107,7 +107,7 @@ def test_exact_rests_on_the_conditions_that_an_answer_is_computed_under(model: M
         assert {name for name, each in result.exactness.items() if not each.holds} == {"batch"}
 
 
-def test_in_a_full_cache_nothing_is_compared_and_nothing_claimed(model: Model):
+def test_a_full_cache_compares_nothing_and_claims_nothing(model: Model):
     settings = EngineSettings(cache_tokens=96)
     engine = open_engine("llamacpp", model.files.path, model.files.context_length, settings)
     small = Model(model.files, FaultyEngine(engine, nothing))  # described as no other
@@ -123,7 +123,7 @@ def nothing(*_: object) -> None:
     """No fault."""
 
 
-def test_models_say_what_was_measured_of_each(model: Model):
+def test_models_lists_the_measured_exactness(model: Model):
     model.exactness_report()
     (listed,) = [each for each in list_models() if each.name == model.files.name]
     found = exactness_of(listed)

@@ -34,7 +34,7 @@ def changed(folder: Path, change: Change) -> str:
     return str(raised.value)
 
 
-def test_a_whole_artifact_is_read(folder: Path):
+def test_a_complete_artifact_is_read(folder: Path):
     found = read_artifact(folder)
     assert found.layer_shards == (Shard(LAYERS[0], 0, 2, (1,)), Shard(LAYERS[1], 2, 3))
     assert [(shard.start, shard.end) for shard in found.head_shards] == [(0, 100), (100, 160)]
@@ -51,7 +51,7 @@ def test_a_whole_artifact_is_read(folder: Path):
         (64, [16, 64], 16, {"t16", "t64"}),
     ],
 )
-def test_answers_have_calls_of_few_rows(
+def test_decoding_uses_the_functions_with_few_rows(
     folder: Path, rows: int, functions: list[int], decode_rows: int, names: set[str | None]
 ):
     path = folder / "manifest.json"
@@ -103,11 +103,11 @@ def put(*keys: Any, value: Any) -> Change:
         ),
     ],
 )
-def test_a_fault_is_named(folder: Path, change: Change, said: str):
+def test_an_invalid_artifact_is_reported(folder: Path, change: Change, said: str):
     assert said in changed(folder, change)
 
 
-def test_every_contradiction_is_named_at_once(folder: Path):
+def test_all_contradictions_are_reported_together(folder: Path):
     def change(value: dict[str, Any]) -> None:
         value["layer_shards"].pop()
         value["head_shards"][1]["start"] = 90
@@ -117,7 +117,7 @@ def test_every_contradiction_is_named_at_once(folder: Path):
         assert part in message
 
 
-def test_a_flipped_bit_and_a_missing_package_are_named(folder: Path):
+def test_a_flipped_bit_or_a_missing_package_is_reported(folder: Path):
     path = folder / HEADS[0] / "Manifest.json"
     path.write_bytes(path.read_bytes().replace(b"of", b"og"))
     with raises(ModelError, "head-000000-000100.mlpackage/Manifest.json has changed"):

@@ -106,7 +106,7 @@ def called(classifier: TextClassifier, monkeypatch: pytest.MonkeyPatch) -> list[
     return rows
 
 
-def test_core_ml_gives_the_scores_of_the_rehearsal(
+def test_core_ml_scores_match_the_emulator(
     folder: Path,
     texts: list[list[int]],
     mac: FakeMac,
@@ -125,7 +125,7 @@ def test_core_ml_gives_the_scores_of_the_rehearsal(
 
 
 @pytest.mark.parametrize("which", range(len(LENGTHS)), ids=LENGTHS)
-def test_labels_and_scores_are_those_of_transformers(
+def test_labels_and_scores_match_transformers(
     made: Made, exact: TextClassifier, texts: list[list[int]], which: int
 ):
     text = texts[which]
@@ -135,7 +135,7 @@ def test_labels_and_scores_are_those_of_transformers(
     np.testing.assert_allclose(found.scores, made.scores(text), atol=1e-3, rtol=1e-3)
 
 
-def test_a_text_says_the_same_alone_and_among_others(
+def test_a_text_gets_the_same_labels_alone_and_in_a_batch(
     made: Made, exact: TextClassifier, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):
     rows = called(exact, monkeypatch)
@@ -147,7 +147,7 @@ def test_a_text_says_the_same_alone_and_among_others(
         np.testing.assert_allclose(one.scores, alone.scores, atol=1e-5, rtol=1e-5)
 
 
-def test_a_call_takes_the_smallest_function_that_holds_it(
+def test_a_forward_pass_uses_the_smallest_sufficient_function(
     exact: TextClassifier, monkeypatch: pytest.MonkeyPatch
 ):
     rows = called(exact, monkeypatch)
@@ -165,14 +165,14 @@ def test_a_call_takes_the_smallest_function_that_holds_it(
         ([[1, -1]], "text 1 of 1 has the token -1"),
     ],
 )
-def test_what_cannot_be_read_is_refused(
+def test_unreadable_classifier_input_is_rejected(
     exact: TextClassifier, texts: list[list[int]], message: str
 ):
     with pytest.raises(InvalidRequest, match=message):
         exact.label(texts)
 
 
-def test_a_classifier_and_a_model_that_writes_are_not_taken_for_each_other(
+def test_classifiers_and_generative_models_are_not_confused(
     folder: Path, tiny_gguf: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
     with raises(ModelError, "token-classification", "TextClassifier"):
@@ -205,7 +205,7 @@ def test_a_classifier_and_a_model_that_writes_are_not_taken_for_each_other(
         ),
     ],
 )
-def test_a_manifest_that_does_not_fit_together_is_refused(
+def test_an_inconsistent_classifier_manifest_is_rejected(
     folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ):
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

@@ -50,7 +50,7 @@ def kept(folder: Path) -> Iterator[Path]:
     yield from build.iterdir()
 
 
-def test_the_second_load_compiles_and_hashes_nothing(
+def test_a_second_load_neither_compiles_nor_hashes(
     artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
 ):
     hashed: list[Path] = []
@@ -76,9 +76,7 @@ def test_the_second_load_compiles_and_hashes_nothing(
     assert fresh >= 2 * len(mac.calls)
 
 
-def test_another_build_of_macos_compiles_again_and_what_does_not_load_once_more(
-    artifact: Path, mac: FakeMac
-):
+def test_a_macos_update_or_a_failed_load_triggers_recompilation(artifact: Path, mac: FakeMac):
     opened(artifact)
     mac.again()
     mac.system = Mac("26.2", "25C56")
@@ -110,7 +108,7 @@ def unfinished(place: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, lose, unfinished])
-def test_a_half_written_compilation_is_made_again(damage: Any, artifact: Path, mac: FakeMac):
+def test_a_partial_compilation_is_repeated(damage: Any, artifact: Path, mac: FakeMac):
     opened(artifact)
     damage(sorted(kept(artifact))[0])
     mac.again()
@@ -121,7 +119,7 @@ def test_a_half_written_compilation_is_made_again(damage: Any, artifact: Path, m
         assert read_json(place / "files.json")
 
 
-def test_what_was_compiled_stays_when_a_later_package_fails(artifact: Path, mac: FakeMac):
+def test_compiled_packages_are_kept_if_a_later_package_fails(artifact: Path, mac: FakeMac):
     mac.fails = lambda call: call == 2
     with raises(ModelError, "head-000000-000080.mlpackage"):
         opened(artifact)
@@ -130,7 +128,7 @@ def test_what_was_compiled_stays_when_a_later_package_fails(artifact: Path, mac:
     assert Counter(mac.calls) == {COMPILE: PACKAGES - 2, LOAD: PACKAGES}
 
 
-def test_one_process_compiles_at_a_time(artifact: Path, mac: FakeMac):
+def test_only_one_process_compiles_at_a_time(artifact: Path, mac: FakeMac):
     (artifact / "compiled").mkdir()
     release = lock_path(artifact / "compiled", wait=False)
     assert release is not None
@@ -146,7 +144,7 @@ def test_one_process_compiles_at_a_time(artifact: Path, mac: FakeMac):
     assert Counter(mac.calls) == {COMPILE: PACKAGES, LOAD: PACKAGES}
 
 
-def test_models_beside_which_nothing_can_be_written_are_kept_in_the_cache(
+def test_read_only_models_are_compiled_into_the_cache(
     artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(compiled.os, "access", lambda path, _: path != artifact)
@@ -158,7 +156,7 @@ def test_models_beside_which_nothing_can_be_written_are_kept_in_the_cache(
     assert len([*(cache_dir() / "coreml").rglob("model.mlmodelc")]) == PACKAGES
 
 
-def test_a_compiler_that_is_killed_is_an_error_of_one_line(
+def test_a_killed_compiler_is_a_one_line_error(
     artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(compiled, "run_child", lambda _: Finished(-9, ("half a line",)))

@@ -25,7 +25,7 @@ NAMES = {
 }
 
 
-def test_every_place_has_the_same_names():
+def test_compute_unit_names_match_everywhere():
     assert {*COMPUTE_UNITS} == {*get_args(ComputeUnits)} == {*UNITS} == {*NAMES}
     assert UNITS == NAMES
     assert DEFAULT_UNITS in COMPUTE_UNITS
@@ -33,7 +33,7 @@ def test_every_place_has_the_same_names():
 
 @pytest.mark.coreml
 @pytest.mark.parametrize("units", [None, *NAMES])
-def test_packages_are_loaded_for_the_compute_units_that_were_asked_for(
+def test_packages_are_loaded_for_the_requested_compute_units(
     units: str | None, tiny_core_ml: Path, mac: FakeMac, tmp_path: Path
 ):
     artifact = Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
@@ -43,7 +43,7 @@ def test_packages_are_loaded_for_the_compute_units_that_were_asked_for(
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "coreml"])
-def test_other_units_and_units_of_an_engine_without_them_are_refused(engine: str, tmp_path: Path):
+def test_unknown_and_unsupported_compute_units_are_rejected(engine: str, tmp_path: Path):
     for units in ("npu", 3):
         with pytest.raises(InvalidRequest, match="compute_units"):
             EngineSettings(compute_units=units)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def test_other_units_and_units_of_an_engine_without_them_are_refused(engine: str
 
 
 @pytest.mark.parametrize("command", ["generate x", "serve", "bench sweep"])
-def test_commands_hand_compute_units_to_the_model(command: str, monkeypatch: pytest.MonkeyPatch):
+def test_commands_pass_compute_units_to_the_model(command: str, monkeypatch: pytest.MonkeyPatch):
     given: dict[str, Any] = {}
 
     def load(_: str, **options: Any) -> Any:

@@ -46,7 +46,7 @@ def rows(engine: CoreMlEngine, text: Sequence[int] = TEXT) -> bytes:
         return first + engine.step([(sequence, Block(text[-1:], 1))]).logits[0].tobytes()
 
 
-def test_rows_are_those_of_the_rehearsal(
+def test_core_ml_rows_match_the_emulator(
     artifact: Path, mac: FakeMac, monkeypatch: pytest.MonkeyPatch
 ):
     with_core_ml = rows(opened(artifact))
@@ -57,7 +57,7 @@ def test_rows_are_those_of_the_rehearsal(
     assert with_core_ml == rows(opened(artifact))
 
 
-def test_each_call_that_fails_is_an_error_of_one_line(artifact: Path, mac: FakeMac):
+def test_each_failing_core_ml_call_is_a_one_line_error(artifact: Path, mac: FakeMac):
     expected = rows(opened(artifact))
     shutil.rmtree(artifact / "compiled")
     calls, mac.calls = mac.calls, []
@@ -73,7 +73,7 @@ def test_each_call_that_fails_is_an_error_of_one_line(artifact: Path, mac: FakeM
         shutil.rmtree(artifact / "compiled")
 
 
-def test_what_coremltools_rejects_is_an_error_of_one_line(artifact: Path, mac: FakeMac):
+def test_a_coremltools_error_is_a_one_line_error(artifact: Path, mac: FakeMac):
     package = opened(artifact)._decode[0].packages.heads[0]
     hidden = np.zeros((1, 64, 4, 1), np.float32)
     assert set(package.predict({"hidden": hidden})) == {"logits"}
@@ -84,7 +84,7 @@ def test_what_coremltools_rejects_is_an_error_of_one_line(artifact: Path, mac: F
         package.predict({"stream": np.zeros((1, 64, 4, 1), np.float32)})
 
 
-def test_the_version_of_macos_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch):
+def test_the_macos_version_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failures.platform, "mac_ver", lambda: ("26.1", ("", "", ""), "arm64"))
     monkeypatch.setattr(failures, "run_child", lambda _: Finished(0, ("25B78", "")))
     assert this_mac() == Mac("26.1", "25B78")
@@ -92,14 +92,14 @@ def test_the_version_of_macos_is_read_from_the_system(monkeypatch: pytest.Monkey
     assert this_mac() == Mac("26.1", "26.1")
 
 
-def test_a_macos_without_states_is_refused_before_compilation(artifact: Path, mac: FakeMac):
+def test_macos_without_state_support_is_rejected_before_compilation(artifact: Path, mac: FakeMac):
     mac.system = mac.system._replace(version="14.7.1")
     with raises(ModelError, "14.7.1", "macOS 15"):
         opened(artifact)
     assert mac.calls == []
 
 
-def test_a_reason_is_one_line():
+def test_error_reasons_are_one_line():
     errors = {
         "": "ValueError",
         "std::bad_cast": "std::bad_cast",

@@ -45,7 +45,7 @@ def rows_of(engine: CoreMlEngine, text: Sequence[int], cuts: Sequence[int]) -> n
     return np.concatenate(found)
 
 
-def test_rows_are_those_of_the_layers_in_torch(engine: CoreMlEngine, tiny_core_ml: Path):
+def test_engine_rows_match_the_layers_in_torch(engine: CoreMlEngine, tiny_core_ml: Path):
     from paceline_coreml.conversion.families import open_family
     from support.coreml_torch import TorchModel
 
@@ -70,7 +70,7 @@ def test_rows_are_those_of_the_layers_in_torch(engine: CoreMlEngine, tiny_core_m
     assert np.abs(taps["tap.0"] - last).max() > 0.1 * np.abs(last).max()
 
 
-def test_the_best_are_the_highest_of_all_logits(engine: CoreMlEngine):
+def test_best_tokens_match_the_argmax_of_all_logits(engine: CoreMlEngine):
     whole = rows_of(engine, TEXT, [len(TEXT)])
     with closing(engine.open()) as sequence:
         for rows in (0, 1, 6, len(TEXT)):
@@ -91,7 +91,7 @@ def parts(rows: np.ndarray, cuts: Sequence[int]) -> Best:
 
 
 @pytest.mark.parametrize("cuts", [[], [3], [1, 4], [2, 3, 5]])
-def test_parts_of_a_vocabulary_are_compared_as_argmax_does(cuts: list[int]):
+def test_a_split_vocabulary_gives_the_same_argmax(cuts: list[int]):
     nan = np.nan
     rows = np.array(
         [
@@ -109,7 +109,7 @@ def test_parts_of_a_vocabulary_are_compared_as_argmax_does(cuts: list[int]):
 
 
 @pytest.mark.parametrize("which", ["flexible", "static"])
-def test_calls_may_have_the_rows_that_they_need(which: str, tiny_core_ml: Path, static: Path):
+def test_forward_passes_may_have_only_the_needed_rows(which: str, tiny_core_ml: Path, static: Path):
     folder = static if which == "static" else tiny_core_ml
     engine = CoreMlEngine(folder, EngineSettings(min_rows=1), rounding="f32")
     exact = CoreMlEngine(folder, rounding="f32")
@@ -121,12 +121,12 @@ def test_calls_may_have_the_rows_that_they_need(which: str, tiny_core_ml: Path, 
     assert engine.describe()["rows"] == ",".join(map(str, widths))
 
 
-def test_a_tap_that_the_artifact_does_not_give_is_refused(tiny_core_ml: Path):
+def test_a_tap_missing_from_the_artifact_is_rejected(tiny_core_ml: Path):
     with pytest.raises(InvalidRequest, match=r"no hidden states of layers 1.*--taps"):
         CoreMlEngine(tiny_core_ml, EngineSettings(taps=(0, 1)))
 
 
-def test_a_shard_with_an_unknown_operation_is_named(tiny_core_ml: Path, tmp_path: Path):
+def test_an_unknown_operation_in_a_shard_is_named(tiny_core_ml: Path, tmp_path: Path):
     """It is found when the artifact is opened, not in the middle of an answer."""
     folder = Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
     mil.edit(

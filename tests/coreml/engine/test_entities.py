@@ -32,7 +32,7 @@ def test_entities_are_the_spans_of_their_tokens(labels: tuple[str, ...], expecte
     assert found("a b c", *zip(("a", " b", " c"), labels, strict=True)) == expected
 
 
-def test_white_space_is_no_entity_and_scores_are_means_of_the_best_probabilities():
+def test_white_space_is_not_an_entity_and_scores_are_mean_probabilities():
     assert found(" a ", ("", "B-x"), (" ", "S-x"), ("a", "S-x"), (" ", "O")) == [("x", "a")]
     (one,) = entities("ab", [(0, 1), (1, 2)], ["B-x", "E-x"], [1.0, 0.5])
     assert one == ("x", 0, 2, 0.75)

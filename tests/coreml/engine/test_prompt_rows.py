@@ -95,7 +95,7 @@ def answer_rows(
         return np.concatenate(logits).tobytes() + hidden.tobytes()
 
 
-def test_prompts_run_in_the_wide_function_and_answers_in_the_narrow_one(engine: CoreMlEngine):
+def test_prefill_uses_the_wide_function_and_decode_the_narrow_one(engine: CoreMlEngine):
     with other_shapes(engine) as calls:
         answer_rows(engine, [], [(1, 0), (4, 3), (12, 0)])
     assert calls == [64, 64, 8, 8, 8, 8]
@@ -103,7 +103,7 @@ def test_prompts_run_in_the_wide_function_and_answers_in_the_narrow_one(engine: 
     assert (about["rows"], about["prompt_rows"]) == ("8", "64")
 
 
-def test_drafts_give_the_rows_of_plain_decoding(engine: CoreMlEngine):
+def test_draft_rows_match_plain_decoding(engine: CoreMlEngine):
     alike = answer_rows(engine, [], [(1, 0)] * len(ANSWER))
     with other_shapes(engine):
         plain = answer_rows(engine, [], [(1, 0)] * len(ANSWER))
@@ -112,7 +112,7 @@ def test_drafts_give_the_rows_of_plain_decoding(engine: CoreMlEngine):
         assert answer_rows(engine, PROMPT[:64], [(3, 4), (1, 7), (8, 0), (5, 20)]) == plain
 
 
-def test_only_the_kv_of_prompts_is_shared(llama: Path, core_ml: Callable[..., Path]):
+def test_only_prompt_kv_is_shared(llama: Path, core_ml: Callable[..., Path]):
     """What calls of another shape wrote may have other bits on a Neural Engine."""
     one_role = core_ml(tiny_artifact, taps=(0, 2))
     for folder, shared in ((llama, len(PROMPT)), (one_role, len(TEXT))):
@@ -125,7 +125,7 @@ def test_only_the_kv_of_prompts_is_shared(llama: Path, core_ml: Callable[..., Pa
             assert sequence.shareable_length == shared
 
 
-def test_a_package_has_the_functions_that_were_asked_for_alone(llama: Path):
+def test_a_package_has_only_the_requested_functions(llama: Path):
     artifact = read_artifact(llama)
     assert (artifact.rows, artifact.decode_rows, artifact.functions) == (64, 8, (8, 64))
     for shard in (*artifact.layer_shards, *artifact.head_shards):

@@ -30,7 +30,7 @@ def run(model: RehearsalModel, state: RehearsalState, blocks: Any = BLOCKS) -> n
 
 
 @pytest.mark.parametrize(("rounding", "tolerance"), [("f32", 1e-5), ("f16", 1e-2)])
-def test_a_layer_computes_what_torch_does(
+def test_an_emulated_layer_matches_torch(
     layer_family: Any, layer_package: Path, rounding: str, tolerance: float
 ):
     model = RehearsalModel(layer_package, rounding=rounding)
@@ -44,9 +44,7 @@ def test_a_layer_computes_what_torch_does(
 
 
 @pytest.mark.parametrize("form", ["int8", "int8-per-tensor", "int4"])
-def test_compressed_weights_are_what_coremltools_says_they_are(
-    form: str, layer_model: Any, tmp_path: Path
-):
+def test_compressed_weights_match_coremltools(form: str, layer_model: Any, tmp_path: Path):
     model = compress(layer_model, form)
     model.save(str(tmp_path / "small.mlpackage"))
     plain = ct.optimize.coreml.decompress_weights(model)
@@ -58,7 +56,7 @@ def test_compressed_weights_are_what_coremltools_says_they_are(
 
 
 @pytest.mark.parametrize("rounding", ["f16", "engine"])
-def test_a_row_is_bitwise_the_same_in_every_block(layer_package: Path, rounding: str):
+def test_a_row_is_bit_identical_in_every_block(layer_package: Path, rounding: str):
     model = RehearsalModel(layer_package, rounding=rounding)
 
     def made(blocks: Any) -> list[np.ndarray]:
@@ -77,7 +75,7 @@ def test_a_row_is_bitwise_the_same_in_every_block(layer_package: Path, rounding:
 # -- states and outputs ----------------------------------------------------------------------------
 
 
-def test_outputs_are_the_callers_own(save_program: Callable[..., Path]):
+def test_outputs_are_owned_by_the_caller(save_program: Callable[..., Path]):
     path = save_program(
         lambda mb, x, i: [mb.identity(x=x), mb.add(x=i, y=np.int32(1))],
         {"x": np.zeros((2, 3), np.float32), "i": np.zeros(2, np.int32)},
@@ -93,7 +91,7 @@ def test_outputs_are_the_callers_own(save_program: Callable[..., Path]):
         model.predict({**given, "i": np.ones(2, np.float32)})
 
 
-def test_a_model_that_keeps_something_needs_its_own_state(
+def test_a_stateful_model_needs_its_own_state(
     layer_package: Path, save_program: Callable[..., Path]
 ):
     model = RehearsalModel(layer_package)
@@ -131,7 +129,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     return lambda rounding: RehearsalModel(path, rounding=rounding).predict(inputs)
 
 
-def test_the_rounding_engine_has_what_others_reported_of_the_neural_engine(outputs: Outputs):
+def test_emulated_rounding_reproduces_reported_neural_engine_errors(outputs: Outputs):
     exact, half = outputs("f16"), outputs("engine")
     error = np.abs(half["silu"] - outputs("f32")["silu"])[0]
     assert 5e-4 < error[:160].max() < 1.3e-3, "off by a thousandth near zero"

@@ -37,14 +37,14 @@ def refused(path: Path, message: str, **options: Any) -> None:
         RehearsalModel(path, **options)
 
 
-def test_a_folder_that_is_no_package_is_refused(tmp_path: Path):
+def test_a_folder_that_is_not_a_package_is_rejected(tmp_path: Path):
     refused(tmp_path / "none", r"none is not a folder; expected a Core ML package")
     refused(tmp_path, r"has no Manifest\.json")
     (tmp_path / "Manifest.json").write_text(json.dumps({"itemInfoEntries": {}}))
     refused(tmp_path, r"Manifest\.json has no path to the model")
 
 
-def test_a_damaged_specification_and_one_of_another_kind_are_refused(copy: Path):
+def test_a_corrupt_or_foreign_specification_is_rejected(copy: Path):
     spec = Model_pb2.Model(specificationVersion=4)
     spec.neuralNetwork.SetInParent()
     for content, message in (
@@ -58,7 +58,7 @@ def test_a_damaged_specification_and_one_of_another_kind_are_refused(copy: Path)
     refused(copy, r"model\.mlmodel cannot be read: No such file")
 
 
-def test_weights_that_are_damaged_or_cut_off_are_refused(copy: Path):
+def test_corrupt_or_truncated_weights_are_rejected(copy: Path):
     whole = (copy / WEIGHTS).read_bytes()
     damage = bytes([99, 0, 0, 0])
     for content, message in (
@@ -98,13 +98,13 @@ def elsewhere(spec: Any) -> None:
         ),
     ],
 )
-def test_a_specification_that_does_not_fit_is_refused(
+def test_an_inconsistent_specification_is_rejected(
     copy: Path, change: Callable[[Any], object], message: str
 ):
     refused(mil.edit(copy, change), message)
 
 
-def test_all_that_is_not_known_is_named_when_a_package_is_opened(copy: Path):
+def test_opening_a_package_names_all_unsupported_features(copy: Path):
     def change(spec: Any) -> None:
         for op in mil.operations(spec):
             value = op.attributes["val"].immediateValue.tensor if op.type == "const" else None
@@ -131,7 +131,7 @@ def test_all_that_is_not_known_is_named_when_a_package_is_opened(copy: Path):
         assert re.search(message, str(refusal.value)), message
 
 
-def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(
+def test_incompatible_operands_raise_an_error_naming_the_operation(
     copy: Path, save_program: Callable[..., Path]
 ):
     def change(spec: Any) -> None:
@@ -150,7 +150,7 @@ def test_operands_that_do_not_go_together_are_an_error_that_names_the_operation(
         RehearsalModel(path).predict(given)
 
 
-def test_what_is_not_there_is_named_and_without_coremltools_what_to_install(
+def test_missing_files_and_a_missing_coremltools_are_named(
     monkeypatch: pytest.MonkeyPatch, layer_package: Path
 ):
     refused(layer_package, "no function 't4'; expected one of main", function_name="t4")
@@ -164,7 +164,7 @@ def test_what_is_not_there_is_named_and_without_coremltools_what_to_install(
         read_package(layer_package)
 
 
-def test_inputs_that_do_not_fit_are_all_named(model: RehearsalModel):
+def test_all_invalid_inputs_are_named(model: RehearsalModel):
     given = call([0, 1])
     given["hidden"] = given["hidden"][0]
     given["rope_cos"] = np.ones((5, 8), np.float32)

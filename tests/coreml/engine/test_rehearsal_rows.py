@@ -94,7 +94,9 @@ ROWS = [
 @given(
     rows=st.integers(2, 9), width=st.integers(1, 90), place=st.integers(0, 8), seed=st.integers(0)
 )
-def test_a_row_is_what_it_is_alone(case: Rows, rows: int, width: int, place: int, seed: int):
+def test_a_row_is_bit_identical_alone_and_in_a_block(
+    case: Rows, rows: int, width: int, place: int, seed: int
+):
     rng = np.random.default_rng(seed)
 
     def make(*shape: int) -> np.ndarray:
@@ -115,7 +117,7 @@ def test_a_row_is_what_it_is_alone(case: Rows, rows: int, width: int, place: int
     assert found.tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
-def test_every_operation_that_computes_is_here():
+def test_every_computing_operation_is_tested():
     # What only moves numbers has nothing to get wrong, and constants have no rows.
     computing = {
         name for name, entry in OPS.items() if not entry.moves and not name.startswith("constexpr_")
@@ -136,7 +138,7 @@ SOME = np.array([[-3.0, -1.5, -0.5, 0.0], [0.5, 1.0, 2.5, 20.0]], np.float32)
         ("identity", {}, SOME),
     ],
 )
-def test_operations_that_no_family_has_compute_what_numpy_does(
+def test_operations_unused_by_model_families_match_numpy(
     op: str, arguments: dict[str, Any], expected: np.ndarray
 ):
     """The others: tests/coreml/test_lint_families.py."""
@@ -154,7 +156,7 @@ def test_dots_are_sums_of_products(terms: int, seed: int):
     np.testing.assert_allclose(found, a @ b.swapaxes(-1, -2), rtol=1e-4, atol=1e-4)
 
 
-def test_what_was_read_of_a_state_stays_when_it_is_written():
+def test_a_state_that_was_read_is_unaffected_by_a_write():
     cell = Cell(np.zeros(3, np.float32))
     read = OPS["read_state"].run(input=cell)
     OPS["write_state"].run(input=cell, data=np.ones(3, np.float32))

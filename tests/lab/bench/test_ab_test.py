@@ -36,7 +36,7 @@ def by_contender(rows: list[Row]) -> dict[str, Row]:
     return {row.contender: row for row in rows}
 
 
-def test_every_contender_has_a_row_with_the_values_of_every_round(model: Model):
+def test_every_contender_has_a_row_with_values_from_every_round(model: Model):
     contenders = [
         plain(model),
         Contender(SINGLE_ROW, model, {"drafter": "none"}),
@@ -80,7 +80,7 @@ def test_counts_are_summed_over_the_rounds(model: Model):
         assert sum(once.counts[f"{name}_by"].values()) == once.counts[name]  # type: ignore[union-attr]
 
 
-def test_an_answer_knows_nothing_of_those_before_it(model: Model):
+def test_responses_share_no_state_with_earlier_ones(model: Model):
     # With its answers remembered, the second round would need far fewer steps.
     contenders = [
         plain(model),
@@ -103,12 +103,12 @@ def test_an_answer_knows_nothing_of_those_before_it(model: Model):
         ("ngram:min=2,max=4", "ngram:min=2,max=4"),
     ],
 )
-def test_a_drafter_is_called_without_its_folder(spec: str, name: str):
+def test_a_drafters_folder_is_left_out_of_its_label(spec: str, name: str):
     assert drafter_name(spec) == name
 
 
 @pytest.mark.parametrize(("count", "start"), [(1, 0), (3, 0), (3, 5)])
-def test_interleaved_calls_run_once_a_round_and_the_first_call_rotates(count: int, start: int):
+def test_interleaved_calls_run_once_per_round_in_rotating_order(count: int, start: int):
     names = "abc"[:count]
     told: list[str] = []
 

@@ -65,7 +65,7 @@ def compare(*paths: Path, **options: Any) -> dict[str, Any]:
     return value
 
 
-def test_what_both_have_is_laid_side_by_side(write: Write):
+def test_common_cases_are_compared_side_by_side(write: Write):
     found = compare(write("old", RECORD), write("new", replace(RECORD, rows=FASTER)))
     # Plain is what ratios are taken to; the cases are the first one's.
     assert [(row["case"], row["contender"]) for row in found["rows"]] == [("a", "x"), ("b", "x")]
@@ -81,7 +81,7 @@ def test_what_both_have_is_laid_side_by_side(write: Write):
     assert [Path(each["file"]).name for each in found["results"]] == ["old.json", "new.json"]
 
 
-def test_another_measure_is_compared_where_there_is_something_of_it(write: Write):
+def test_another_measure_is_compared_if_it_has_values(write: Write):
     paths = [write("1", RECORD), write("2", RECORD)]
     found = compare(*paths, measure="acceptance_rate")
     # Nothing over nothing is no number.
@@ -96,7 +96,7 @@ def test_another_measure_is_compared_where_there_is_something_of_it(write: Write
         ({"settings": {"max_tokens": 64}}, "answers of another length"),
     ],
 )
-def test_results_that_differ_in_settings_are_rejected_without_anyway(
+def test_results_with_different_settings_are_rejected_without_anyway(
     other: dict[str, Any], reason: str, write: Write
 ):
     paths = write("old", RECORD), write("new", replace(RECORD, **other))
@@ -106,7 +106,7 @@ def test_results_that_differ_in_settings_are_rejected_without_anyway(
     assert compare(*paths, anyway=True)["rows"]
 
 
-def test_where_nothing_is_in_common_there_is_nothing_to_compare(write: Write):
+def test_results_with_nothing_in_common_are_rejected(write: Write):
     paths = write("old", RECORD), write("new", replace(RECORD, rows=FASTER[2:]))
     with pytest.raises(InvalidRequest, match="no case has ratio by the same contender"):
         compare(*paths)
@@ -114,7 +114,7 @@ def test_where_nothing_is_in_common_there_is_nothing_to_compare(write: Write):
         compare(paths[0], paths[0], measure="beauty")
 
 
-def test_from_the_command_line(write: Write, capsys: pytest.CaptureFixture[str]):
+def test_works_from_the_command_line(write: Write, capsys: pytest.CaptureFixture[str]):
     paths = [str(write("old", RECORD)), str(write("new", replace(RECORD, rows=FASTER)))]
     assert main(["bench", "compare", *paths]) == 0
     said = capsys.readouterr().out

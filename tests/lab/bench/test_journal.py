@@ -26,7 +26,7 @@ def journal(output: Path) -> Path:
     return path
 
 
-def test_what_was_measured_is_there_the_next_time(output: Path, journal: Path):
+def test_measurements_persist_for_the_next_run(output: Path, journal: Path):
     with pytest.raises(KeyboardInterrupt), open_journal(output, HEAD) as opened:
         assert opened.get("one") is None
         opened.add("one", ROWS)
@@ -45,7 +45,7 @@ def test_what_was_measured_is_there_the_next_time(output: Path, journal: Path):
     assert len(journal.read_text().splitlines()) == 3
 
 
-def test_without_an_output_nothing_is_kept_on_disk(tmp_path: Path):
+def test_without_an_output_nothing_is_saved(tmp_path: Path):
     with open_journal(None, HEAD) as opened:
         opened.add("one", ROWS)
         assert opened.get("one") == ROWS
@@ -60,7 +60,7 @@ def test_without_an_output_nothing_is_kept_on_disk(tmp_path: Path):
         ({"machine": {**HEAD.machine, "cores": 99}}, "machine (cores"),
     ],
 )
-def test_a_run_of_other_settings_is_not_gone_on_with(
+def test_a_run_with_other_settings_is_not_resumed(
     other: dict[str, Any], said: str, output: Path, journal: Path
 ):
     with open_journal(output, HEAD) as opened:
@@ -80,16 +80,14 @@ def test_a_run_of_other_settings_is_not_gone_on_with(
     ("line", "reason"),
     [('{"number": 1}', "is no journal of `paceline bench`"), ("5", "is not a JSON object")],
 )
-def test_a_file_of_something_else_is_left_alone(
-    line: str, reason: str, output: Path, journal: Path
-):
+def test_an_unrelated_file_is_left_alone(line: str, reason: str, output: Path, journal: Path):
     journal.write_text(f"{line}\n")
     with pytest.raises(InvalidRequest, match=reason), open_journal(output, HEAD):
         pass
     assert journal.read_text() == f"{line}\n"
 
 
-def test_an_entry_that_is_no_measurement_is_named(output: Path, journal: Path):
+def test_an_invalid_journal_entry_is_named(output: Path, journal: Path):
     with open_journal(output, HEAD) as opened:
         opened.add("a", ROWS)
     with journal.open("a") as file:

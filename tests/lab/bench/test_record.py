@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "result.json"
 
 
-def test_a_record_is_written_and_read(path: Path):
+def test_a_record_round_trips(path: Path):
     path.write_bytes(json_file(RECORD.as_dict()))
     assert read_record(path) == RECORD
     assert [*path.parent.iterdir()] == [path]
@@ -46,7 +46,7 @@ def test_a_record_is_written_and_read(path: Path):
         assert read_record(path) == other
 
 
-def test_the_head_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch):
+def test_a_record_has_its_command_versions_and_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.argv", ["/some/where/paceline", "bench", "run", "--suite", "a b"])
     monkeypatch.setattr("paceline_lab.bench.record.PACKAGES", ("numpy", "no-such-package"))
     found = here()
@@ -60,7 +60,7 @@ def test_the_head_says_where_it_comes_from(monkeypatch: pytest.MonkeyPatch):
     assert head[-1] == "rows"
 
 
-def test_a_spread_is_median_least_and_most():
+def test_a_spread_has_median_minimum_and_maximum():
     assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
     assert ROW.spread("ratio") == Spread(1.375, 1.25, 1.5)
     assert ROW.spread("tokens_per_step") is None
@@ -78,7 +78,7 @@ def rejected(path: Path) -> str:
     return message
 
 
-def test_a_record_that_is_broken_off_anywhere_is_refused(path: Path):
+def test_a_truncated_record_is_rejected(path: Path):
     path.write_bytes(json_file(RECORD.as_dict()))
     whole = path.read_bytes().rstrip()
     for kept in range(0, len(whole), 7):
@@ -98,12 +98,12 @@ def test_a_record_that_is_broken_off_anywhere_is_refused(path: Path):
         (b'{"form": "paceline-bench", "x": NaN}', "NaN is no number in JSON"),
     ],
 )
-def test_what_is_something_else_is_refused(content: bytes, reason: str, path: Path):
+def test_a_file_that_is_not_a_record_is_rejected(content: bytes, reason: str, path: Path):
     path.write_bytes(content)
     assert reason in rejected(path)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path):
+def test_an_unreadable_record_is_named(tmp_path: Path):
     assert "cannot read" in rejected(tmp_path)
     assert "cannot read" in rejected(tmp_path / "none")
 
@@ -131,7 +131,7 @@ Change = Callable[[dict[str, Any]], object]
         ),
     ],
 )
-def test_every_fault_of_a_record_has_a_line(change: Change, lines: list[str], path: Path):
+def test_every_error_in_a_record_has_a_line(change: Change, lines: list[str], path: Path):
     value = json.loads(json.dumps(RECORD.as_dict()))
     change(value)
     path.write_text(json.dumps(value))
@@ -150,7 +150,7 @@ junk = st.recursive(
 @given(value=junk, place=st.sampled_from([*RECORD.as_dict(), *ROW.as_dict(), "facts", ""]))
 @example(value={"\n": None}, place="measures")
 @example(value="\ud800", place="facts")
-def test_any_json_in_a_place_is_a_record_or_an_error(value: Any, place: str):
+def test_any_json_value_in_a_record_is_accepted_or_an_error(value: Any, place: str):
     changed = json.loads(json.dumps(RECORD.as_dict()))
     if place == "":
         changed = value

@@ -61,9 +61,7 @@ def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file:
         assert all(len(row) == len(head) for row in rows)
 
 
-def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(
-    model: Model, suite_file: Path
-):
+def test_sampled_responses_match_plain_decoding_with_the_same_seed(model: Model, suite_file: Path):
     def answers_of_plain(**sampling: Any) -> list[list[int]]:
         report = bench(model, suite_file, **sampling)
         assert report.passed, "a drafter changed a token"
@@ -79,7 +77,7 @@ def test_sampled_answers_are_those_of_plain_decoding_with_the_same_seed(
     assert greedy != sampled != other
 
 
-def test_a_run_with_other_tokens_does_not_pass(model: Model, suite_file: Path):
+def test_a_run_with_different_tokens_fails(model: Model, suite_file: Path):
     liar = Model(model.files, FaultyEngine(model.engine, other_picks_when_drafting))
     report = bench(liar, suite_file, max_tokens=60)
     assert not report.passed
@@ -87,7 +85,7 @@ def test_a_run_with_other_tokens_does_not_pass(model: Model, suite_file: Path):
     assert "NO" in {row[-1] for row in report.tables[-1][2]}
 
 
-def test_a_wrong_drafter_or_policy_is_refused(model: Model, suite_file: Path):
+def test_an_invalid_drafter_or_policy_is_rejected(model: Model, suite_file: Path):
     for options in ({"drafter": ["magic"]}, {"policy": "best"}):
         with pytest.raises(InvalidRequest):
             bench(model, suite_file, **options)

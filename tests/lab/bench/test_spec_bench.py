@@ -42,7 +42,7 @@ def questions(tmp_path: Path) -> Path:
     return write(tmp_path / "question.jsonl", QUESTIONS)
 
 
-def test_spec_bench_questions_have_its_six_groups_and_both_turns(questions: Path):
+def test_spec_bench_has_six_groups_and_both_turns(questions: Path):
     found = load_suite(questions).prompts
     assert [(each.id, each.kind, each.category) for each in found] == [
         ("81", CONVERSATION, "writing"),
@@ -56,13 +56,13 @@ def test_spec_bench_questions_have_its_six_groups_and_both_turns(questions: Path
 
 
 @pytest.mark.parametrize("turns", [[], "Hello", [5], [""]])
-def test_a_question_whose_turns_are_no_texts_is_named_by_line(turns: Any, tmp_path: Path):
+def test_a_question_with_invalid_turns_is_reported_by_line(turns: Any, tmp_path: Path):
     path = write(tmp_path / "bad.jsonl", [QUESTIONS[0], {"question_id": 1, "turns": turns}])
     with pytest.raises(InvalidRequest, match=r"line 2 of .*turns"):
         load_suite(path)
 
 
-def test_a_limit_takes_the_same_number_of_each_group_spread_evenly(tmp_path: Path):
+def test_a_limit_samples_each_group_equally_and_evenly(tmp_path: Path):
     path = write(
         tmp_path / "many.jsonl",
         [
@@ -87,9 +87,7 @@ def test_a_limit_takes_the_same_number_of_each_group_spread_evenly(tmp_path: Pat
     assert chosen_prompts(path, 3).sha256 == load_suite(path).sha256
 
 
-def test_a_second_turn_is_asked_after_plain_decodings_answer_to_the_first(
-    model: Model, questions: Path
-):
+def test_a_second_turn_follows_plain_decodings_first_response(model: Model, questions: Path):
     written = json_file(bench(model, questions).value)
     assert b"prompt_token_ids" not in written
     assert b"And the user" not in written, "prompts are not copied into the record"
@@ -144,7 +142,7 @@ def test_a_stopped_run_resumes_between_the_turns_of_a_question(
         assert one["facts"] == two["facts"]
 
 
-def test_what_does_not_fit_the_context_is_named_skipped_and_counted(model: Model, tmp_path: Path):
+def test_questions_beyond_the_context_are_skipped_named_and_counted(model: Model, tmp_path: Path):
     room = model.engine.context_length
     long = "the user " * room
     almost = "the user " * (room // 8)
@@ -172,7 +170,7 @@ def test_what_does_not_fit_the_context_is_named_skipped_and_counted(model: Model
         bench(model, path, max_tokens=room)
 
 
-def test_two_questions_of_one_id_are_refused(model: Model, tmp_path: Path):
+def test_duplicate_question_ids_are_rejected(model: Model, tmp_path: Path):
     path = write(tmp_path / "twice.jsonl", [QUESTIONS[0], QUESTIONS[0]])
     with pytest.raises(InvalidRequest, match="'81'"):
         bench(model, path)
@@ -188,12 +186,12 @@ def test_two_questions_of_one_id_are_refused(model: Model, tmp_path: Path):
         ([*range(8), *range(8)], 1 / 9),
     ],
 )
-def test_the_repeated_share_counts_8_grams_that_came_before(tokens: list[int], share: float):
+def test_the_repeated_share_counts_recurring_8_grams(tokens: list[int], share: float):
     assert repeated_share(tokens) == pytest.approx(share)
     assert is_loop(tokens) == (share > 0.3)
 
 
-def test_a_run_reports_each_group_with_the_loops_and_without(model: Model, questions: Path):
+def test_a_run_reports_each_group_with_and_without_loops(model: Model, questions: Path):
     report = bench(model, questions, max_tokens=60)
     record = parse_record(json.loads(json.dumps(report.value)), "it")
     circling = {
@@ -223,7 +221,7 @@ def test_a_run_reports_each_group_with_the_loops_and_without(model: Model, quest
         assert all(len(line) == len(head) for line in lines)
 
 
-def test_single_row_texts_that_differ_are_counted(model: Model, questions: Path):
+def test_single_row_outputs_that_differ_are_counted(model: Model, questions: Path):
     def other(rows: Any, *_: int) -> None:
         rows *= -1
 
@@ -238,7 +236,7 @@ def test_single_row_texts_that_differ_are_counted(model: Model, questions: Path)
 
 
 @pytest.mark.usefixtures("cache")
-def test_the_command_takes_spec_bench_as_it_is(
+def test_the_command_accepts_the_original_spec_bench_file(
     tiny_gguf: Path, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     output = tmp_path / "result.json"

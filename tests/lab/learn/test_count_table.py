@@ -81,7 +81,7 @@ def reference(answers: Sequence[Text]) -> dict[Context, tuple[int, float]]:
 
 
 @given(answers=texts())
-def test_a_table_is_what_counting_by_hand_gives(answers: list[Text]):
+def test_a_table_matches_counts_made_by_hand(answers: list[Text]):
     expected = {key_of(context): entry for context, entry in reference(answers).items()}
     found = by_key(count_table(answers))
     assert {key: token for key, (token, _) in found.items()} == {
@@ -94,7 +94,7 @@ def test_a_table_is_what_counting_by_hand_gives(answers: list[Text]):
 
 
 @pytest.mark.parametrize("length", [0, 1, MAX_ORDER])
-def test_answers_may_be_too_short_for_a_context_of_every_length(length: int):
+def test_responses_may_be_shorter_than_the_longest_context(length: int):
     entries = by_key(count_table([Text([], [1, 2, 3, 4, 1][:length])]))
     assert entries.keys() >= {key_of((token,)) for token in range(1, min(length, 5))}
 
@@ -103,7 +103,9 @@ def test_answers_may_be_too_short_for_a_context_of_every_length(length: int):
 
 
 @given(answers=texts(), count=st.integers(1, 30))
-def test_the_best_entries_are_those_of_highest_gain_sorted_by_key(answers: list[Text], count: int):
+def test_the_best_entries_have_the_highest_gain_and_are_sorted_by_key(
+    answers: list[Text], count: int
+):
     entries = count_table(answers)
     best = entries.best(count)
     assert len(best.keys) == min(count, len(entries.keys))
@@ -120,7 +122,7 @@ ONE_FOLDER = settings(max_examples=40, suppress_health_check=[HealthCheck.functi
 
 @ONE_FOLDER
 @given(answers=texts(), others=texts(), count=st.integers(1, 60))
-def test_accuracy_equals_that_of_the_written_table(
+def test_accuracy_matches_the_written_table(
     answers: list[Text], others: list[Text], count: int, tmp_path: Path
 ):
     entries = count_table(answers).best(count)
@@ -164,7 +166,7 @@ def entries() -> Entries:
     return count_table([Text([0], [1, 2, 3, 4] * 5), Text([4], [2, 0] * 3)])
 
 
-def test_the_folder_has_its_sources(entries: Entries, tmp_path: Path):
+def test_the_tables_folder_records_its_sources(entries: Entries, tmp_path: Path):
     facts: dict[str, Any] = {"answers": 2, "held_out": {"right": 0.5}}
     folder = tmp_path / "new" / "table"
     write_table(entries, folder, target="toy", vocab_size=VOCAB, facts=facts)
@@ -178,9 +180,7 @@ def test_the_folder_has_its_sources(entries: Entries, tmp_path: Path):
     assert {path.name for path in folder.iterdir()} == {KEYS, TOKENS, PROBABILITIES, MANIFEST}
 
 
-def test_a_table_written_anew_leaves_the_files_of_the_open_one_alone(
-    entries: Entries, tmp_path: Path
-):
+def test_rewriting_a_table_leaves_the_open_files_alone(entries: Entries, tmp_path: Path):
     write_table(entries, tmp_path, target="toy", vocab_size=VOCAB, facts={})
     before = {name: (tmp_path / name).stat().st_ino for name in (KEYS, TOKENS, PROBABILITIES)}
     open_files = [(tmp_path / name).open("rb") for name in before]  # so that no inode is used anew

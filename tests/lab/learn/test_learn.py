@@ -74,7 +74,7 @@ def answers_of(report: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answers_file(report).read_text().splitlines()]
 
 
-def test_a_model_learns_from_prompts_that_it_writes(tiny_files: ModelFiles):
+def test_a_model_learns_from_its_own_prompts(tiny_files: ModelFiles):
     report = learn(tiny_files.name)
     prompts, answers = report["prompts"], report["answers"]
     assert answers["tokens"] >= 200
@@ -84,7 +84,7 @@ def test_a_model_learns_from_prompts_that_it_writes(tiny_files: ModelFiles):
     assert report["seconds"] > 0
 
 
-def test_an_answer_is_the_models_own_to_the_prompt_that_it_wrote(model: Model):
+def test_training_responses_answer_the_models_own_prompts(model: Model):
     for line in answers_of(learn(model.files.name)):
         if len(line["texts"]) == 1:
             assert line["prompt"] == model.tokens(line["texts"][0])
@@ -95,7 +95,7 @@ def test_an_answer_is_the_models_own_to_the_prompt_that_it_wrote(model: Model):
         assert line["finish"] == "repetition" or line["answer"] == alone.result.token_ids
 
 
-def test_short_answers_get_a_second_turn(tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch):
+def test_short_responses_get_a_second_turn(tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(BIAS, "answers", 3.0)
     second = [line for line in answers_of(learn(tiny_files.name, 50)) if len(line["texts"]) > 1]
     assert second
@@ -103,7 +103,7 @@ def test_short_answers_get_a_second_turn(tiny_files: ModelFiles, monkeypatch: py
     assert again["openings"]["follow-up"] == len(second), "an earlier run's are known again"
 
 
-def test_a_later_call_goes_on_and_repeats_nothing(tiny_files: ModelFiles, learning: list[Any]):
+def test_a_later_run_continues_and_repeats_nothing(tiny_files: ModelFiles, learning: list[Any]):
     first = learn(tiny_files.name, 150)
     before = answers_file(first).read_bytes()
     learning.clear()
@@ -119,7 +119,7 @@ def test_a_later_call_goes_on_and_repeats_nothing(tiny_files: ModelFiles, learni
     assert len({*seeds}) == len(seeds)
 
 
-def test_an_interrupted_call_keeps_the_answers_that_had_ended(
+def test_an_interrupted_run_keeps_finished_responses(
     tiny_files: ModelFiles, given: Path, monkeypatch: pytest.MonkeyPatch, learning: list[Any]
 ):
     with monkeypatch.context() as patched:
@@ -144,7 +144,7 @@ def test_an_interrupted_call_keeps_the_answers_that_had_ended(
     assert len(learning) == 48 - kept.count(b"\n"), "nothing is made again"
 
 
-def test_prompts_of_the_user_are_answered_and_divided_by_topic(given: Path, tiny_files: ModelFiles):
+def test_user_prompts_are_answered_and_split_by_topic(given: Path, tiny_files: ModelFiles):
     report = learn(tiny_files.name, 200, prompts=[given])
     answers = report["answers"]
     assert answers["answers"] == 48
@@ -155,7 +155,7 @@ def test_prompts_of_the_user_are_answered_and_divided_by_topic(given: Path, tiny
     assert table["installed"] == (gains == [True, True])
 
 
-def test_long_and_repeated_prompts_are_left_out_and_answers_that_loop_end(
+def test_long_and_repeated_prompts_are_skipped_and_looping_responses_end(
     tmp_path: Path, tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
     prompts = tmp_path / "prompts.jsonl"
@@ -169,14 +169,14 @@ def test_long_and_repeated_prompts_are_left_out_and_answers_that_loop_end(
     assert report["answers"]["loops"] == 2
 
 
-def test_a_model_without_a_template_goes_on_with_texts_that_it_begins(tmp_path: Path):
+def test_a_model_without_a_template_continues_its_own_texts(tmp_path: Path):
     base = str(write_tiny(tmp_path / "base.gguf", fields={"tokenizer.chat_template": None}))
     made = answers_of(learn(base, 100))
     encode = load(base).files.tokenizer.encode
     assert all(line["prompt"] == encode(line["texts"][0], special=True) for line in made)
 
 
-def test_a_template_without_an_opening_needs_prompts(given: Path, tmp_path: Path):
+def test_a_template_that_cannot_open_a_user_turn_needs_prompts(given: Path, tmp_path: Path):
     template = "{{ messages[0].content }}"
     path = write_tiny(tmp_path / "odd.gguf", fields={"tokenizer.chat_template": template})
     with pytest.raises(ModelError, match="--prompts"):
@@ -185,7 +185,7 @@ def test_a_template_without_an_opening_needs_prompts(given: Path, tmp_path: Path
     assert learn(str(path), 100, prompts=[given])["answers"]["answers"] == 48
 
 
-def test_a_model_that_ends_no_prompt_is_refused(
+def test_a_model_that_never_ends_a_prompt_is_rejected(
     tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(data, "_MAX_UNUSED", 8)
@@ -194,14 +194,14 @@ def test_a_model_that_ends_no_prompt_is_refused(
         learn(tiny_files.name)
 
 
-def test_a_line_that_is_no_answer_is_named(tiny_files: ModelFiles):
+def test_an_invalid_response_line_is_named(tiny_files: ModelFiles):
     path = answers_file(learn(tiny_files.name, 100))
     path.write_text('{"texts": ["a"], "prompt": [1], "answer": "2"}\n')
     with pytest.raises(InvalidRequest, match=r"line 1 of .*answers.jsonl"):
         learn(tiny_files.name, 100)
 
 
-def test_a_disk_that_is_too_full_is_refused(
+def test_a_full_disk_is_rejected_before_learning(
     tiny_files: ModelFiles, monkeypatch: pytest.MonkeyPatch
 ):
     usage = SimpleNamespace(free=10_000_000)
@@ -210,7 +210,7 @@ def test_a_disk_that_is_too_full_is_refused(
         learn(tiny_files.name)
 
 
-def test_learning_is_a_command_and_forgotten_by_another(
+def test_learn_is_a_command_and_forget_undoes_it(
     tiny_files: ModelFiles, capsys: pytest.CaptureFixture[str]
 ):
     words = [tiny_files.name, "--tokens", "300", "--engine", "llamacpp"]
@@ -232,7 +232,7 @@ def answer(text: str, tokens: Sequence[int], finish: str = "stop") -> TrainingAn
     return TrainingAnswer([text], [1], list(tokens), finish)
 
 
-def test_loops_and_answers_without_a_draft_are_left_out():
+def test_loops_and_responses_without_drafts_are_excluded():
     listed = answer("Say", [5, 6] * 60)
     training, sets = divided([answer("Say", [5, 6, 7], "repetition"), listed, answer("Hm", [5])])
     assert [*training, *sets["held_out"]] == [listed]
@@ -242,7 +242,7 @@ def test_loops_and_answers_without_a_draft_are_left_out():
     ("gains", "installed"),
     [([1.1, 1.02], True), ([1.1, 1.0], False), ([0.99, 1.5], False), ([1.5], False), ([], False)],
 )
-def test_a_table_is_installed_if_every_set_gains(gains: list[float], installed: bool):
+def test_a_table_is_installed_if_every_test_set_gains(gains: list[float], installed: bool):
     def sets(answers: int) -> dict[str, Gain]:
         return {f"{gain}": Gain(answers, 1.5, 1.4, 1.3 * gain, 1.3) for gain in gains}
 

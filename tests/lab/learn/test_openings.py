@@ -15,9 +15,7 @@ NO_SYSTEM = (
 
 
 @pytest.mark.parametrize("template", [None, NO_SYSTEM])
-def test_openings_lead_into_the_users_turn_in_many_ways(
-    template: str | None, tiny_files: ModelFiles
-):
+def test_openings_vary_the_start_of_the_users_turn(template: str | None, tiny_files: ModelFiles):
     files = tiny_files if template is None else replace(tiny_files, chat_template=template)
     user = "<|im_start|>user\n" if template is None else "<user>"
     made = openings(files)
@@ -37,21 +35,21 @@ def test_a_second_turn_is_opened_after_a_question_and_its_answer(tiny_files: Mod
     assert opening.text.endswith("Because.<|im_end|>\n<|im_start|>user\n")
 
 
-def test_second_turns_are_mixed_with_all_first_ones():
+def test_second_turns_are_mixed_with_first_turns():
     first = [Opening(str(number)) for number in range(5)]
     second = [Opening("a"), Opening("b")]
     assert "".join(one.text for one in mixed(first, second, 3)) == "012a340b"
     assert mixed(first, [], 3) == first
 
 
-def test_a_model_without_a_template_begins_texts(tiny_files: ModelFiles):
+def test_a_model_without_a_template_starts_texts(tiny_files: ModelFiles):
     made = openings(replace(tiny_files, chat_template=None))
     assert all(one.is_text and one.text == one.first_words and one.text for one in made)
     assert {FREE, "code", "Spanish"} <= {one.kind for one in made}
 
 
 @pytest.mark.parametrize("template", ["nothing", "{{ messages[0].content }}"])
-def test_a_model_without_an_opening_is_refused_with_a_way_out(
+def test_a_model_without_an_opening_is_rejected_with_an_alternative(
     template: str | None, tiny_files: ModelFiles
 ):
     with pytest.raises(ModelError) as refusal:

@@ -37,12 +37,12 @@ def test_prompts_that_share_eight_words_with_an_excluded_one_are_dropped():
     assert variety.dropped == {"excluded": 2}
 
 
-def test_topics_that_nothing_is_learnt_from_are_told_from_all_messages_of_a_user():
+def test_untrained_topics_are_detected_in_all_user_messages():
     assert part_of(["Name a soup.", "And another?"]) == UNSEEN[0]
     assert part_of(["Name a song.", "Which vitamin is in it?"]) == UNSEEN[1]
 
 
-def test_a_twentieth_of_other_prompts_is_held_out_and_second_turns_stay_with_the_first():
+def test_one_in_twenty_prompts_is_held_out_with_its_second_turn():
     firsts = [f"Question number {number}" for number in range(2000)]
     parts = [part_of([first]) for first in firsts]
     assert {*parts} == {TRAINING, HELD_OUT}
@@ -50,7 +50,7 @@ def test_a_twentieth_of_other_prompts_is_held_out_and_second_turns_stay_with_the
     assert [part_of([first, "And then?"]) for first in firsts] == parts
 
 
-def test_the_figures_are_of_the_prompts():
+def test_the_variety_figures_count_the_accepted_prompts():
     variety = Variety()
     prompts = {"What is the capital of Norway?": "free", "Что такое облако": "follow-up"}
     assert all(variety.accepts(text, kind) for text, kind in prompts.items())

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints that are run as they are."""
+"""Hugging Face checkpoints without conversion."""
 
 import codecs
 import json
@@ -17,7 +17,7 @@ from support.fake_hub import FakeHub, FakeRepository
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_files: ModelFiles) -> Path:
-    """A checkpoint with the tiny model's words, and weights that nobody looks at here."""
+    """A checkpoint with the tiny model's vocabulary and unused weights."""
     return write_checkpoint(tmp_path / "checkpoint", tiny_files)
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, tiny_files: ModelFiles) -> Path:
         ("linux", "arm64", True, False),
     ],
 )
-def test_checkpoints_run_as_they_are_on_apple_silicon_with_mlx_lm(
+def test_checkpoints_run_without_conversion_on_apple_silicon_with_mlx_lm(
     system: str, machine: str, installed: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("sys.platform", system)
@@ -39,7 +39,7 @@ def test_checkpoints_run_as_they_are_on_apple_silicon_with_mlx_lm(
     assert checkpoints.mlx_available() is expected
 
 
-def test_a_checkpoint_is_opened_where_it_is(folder: Path, tmp_path: Path):
+def test_a_checkpoint_is_opened_in_place(folder: Path, tmp_path: Path):
     files = resolve(f"{folder}@mlx", tmp_path / "cache")
     assert (files.engine, files.path) == ("mlx", folder)
     assert files.context_length > 0
@@ -76,7 +76,9 @@ def index(folder: Path, value: object) -> None:
         (lambda f: index(f, {"weight_map": {"a": 1}}), "weight files"),
     ],
 )
-def test_what_a_checkpoint_lacks_is_named(folder: Path, spoil: Callable[[Path], object], name: str):
+def test_a_checkpoints_missing_files_are_named(
+    folder: Path, spoil: Callable[[Path], object], name: str
+):
     spoil(folder)
     with raises(ModelError, name):
         open_checkpoint(folder, "x")
@@ -89,7 +91,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_checkpoint_on_the_hub_is_fetched_once_or_where_a_part_is_missing(
+def test_a_hugging_face_checkpoint_is_downloaded_once_or_if_a_part_is_missing(
     folder: Path, tmp_path: Path, fake: FakeHub
 ):
     fake.repositories["some/model"] = FakeRepository(content(folder))
@@ -102,7 +104,7 @@ def test_a_checkpoint_on_the_hub_is_fetched_once_or_where_a_part_is_missing(
 
 
 @pytest.mark.parametrize("get", [resolve, pull])
-def test_where_it_can_be_run_a_folder_or_a_hub_name_may_mean_a_checkpoint(
+def test_folders_and_hub_names_may_mean_a_checkpoint_if_it_can_run(
     get: Callable[..., ModelFiles],
     folder: Path,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""What the JSON files of a checkpoint say: its settings, ends, lengths and templates; GGUF, too."""
+"""JSON files of checkpoints and GGUF metadata: settings, stop tokens, lengths and templates."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def said(folder: Path, **config: Any) -> Any:
     return read_generation_config(folder)
 
 
-def test_every_sampling_key_of_a_generation_config_has_our_name(tmp_path: Path):
+def test_every_generation_config_sampling_key_is_translated(tmp_path: Path):
     assert read_generation_config(tmp_path) == {}
     config = {**SAID, "do_sample": True, "max_new_tokens": 512}
     assert said(tmp_path, **config, eos_token_id=[1, 2], transformers_version="5.0") == {
@@ -55,13 +55,13 @@ def test_every_sampling_key_of_a_generation_config_has_our_name(tmp_path: Path):
         ({"do_sample": None, "temperature": None}, None),
     ],
 )
-def test_do_sample_decides_whether_decoding_is_greedy(
+def test_do_sample_turns_sampling_on_and_off(
     config: dict[str, Any], temperature: float | None, tmp_path: Path
 ):
     assert said(tmp_path, **config).get("temperature") == temperature
 
 
-def test_null_and_the_other_ways_to_say_off_are_understood(tmp_path: Path):
+def test_null_and_other_disabling_values_are_recognized(tmp_path: Path):
     assert said(tmp_path, top_k=-1, top_p=None, min_p=None, repetition_penalty=1) == {
         "top_k": 0,
         "repetition_penalty": 1.0,
@@ -79,7 +79,7 @@ def test_null_and_the_other_ways_to_say_off_are_understood(tmp_path: Path):
     ],
     ids=str,
 )
-def test_a_sampling_setting_that_is_no_number_or_out_of_range_is_named_with_its_file(
+def test_an_invalid_sampling_setting_is_reported_with_its_file(
     config: dict[str, Any], exported: Path
 ):
     path = exported / GENERATION
@@ -94,15 +94,15 @@ def test_a_sampling_setting_that_is_no_number_or_out_of_range_is_named_with_its_
 # -- GGUF ------------------------------------------------------------------------------------------
 
 
-def test_the_sampling_keys_of_a_gguf_file_are_kept(tmp_path: Path, tiny_files: ModelFiles):
+def test_gguf_sampling_keys_are_read(tmp_path: Path, tiny_files: ModelFiles):
     path = write_tiny(tmp_path / "m.gguf", fields=SAMPLING)
     assert resolve(str(path), tmp_path).settings == SAID
     assert resolve(str(path), tmp_path).settings == SAID  # from the cache
     assert check_models(tmp_path) == 1
-    assert tiny_files.settings == {}, "a file that says nothing has none"
+    assert tiny_files.settings == {}, "a file without settings has none"
 
 
-def test_a_repetition_penalty_over_no_tokens_and_odd_values_are_left_out():
+def test_a_repetition_penalty_over_zero_tokens_and_odd_values_are_ignored():
     assert sampling_settings({**SAMPLING, "general.sampling.penalty_last_n": 0}).keys() == {
         *SAID.keys() - {"repetition_penalty"}
     }
@@ -115,7 +115,7 @@ def test_a_repetition_penalty_over_no_tokens_and_odd_values_are_left_out():
 # -- the registry ----------------------------------------------------------------------------------
 
 
-def test_the_registry_has_settings_for_the_default_model_in_every_form():
+def test_the_registry_has_default_model_settings_for_every_format():
     settings = settings_of(DEFAULT_MODEL)
     assert settings == REGISTRY[DEFAULT_MODEL].settings == settings_of(f"{DEFAULT_MODEL}@coreml")
     assert (settings["temperature"], settings["top_p"]) == (0.2, 0.9)
@@ -146,9 +146,7 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions", "seq_length"])
-def test_the_context_length_is_found_under_each_of_its_names_and_in_the_text_half(
-    key: str, write: Write
-):
+def test_the_context_length_is_found_under_each_name_and_in_the_text_config(key: str, write: Write):
     assert read_facts(write(config={key: 99})).context_length == 99
     inner = {key: 7, "eos_token_id": 1}
     facts = read_facts(write(config={"max_position_embeddings": 9, "text_config": inner}))
@@ -158,7 +156,7 @@ def test_the_context_length_is_found_under_each_of_its_names_and_in_the_text_hal
         read_facts(write(config={key: "many"}))
 
 
-def test_an_answer_ends_with_any_end_that_any_file_names(write: Write):
+def test_a_response_ends_at_any_stop_token_in_any_config_file(write: Write):
     facts = read_facts(
         write(
             config={"max_position_embeddings": 64, "eos_token_id": 0},
@@ -176,7 +174,7 @@ def test_an_answer_ends_with_any_end_that_any_file_names(write: Write):
 @pytest.mark.parametrize(
     ("begins", "asked"), [(True, None), (False, None), (True, False), (False, True)]
 )
-def test_the_beginning_token_is_put_first_if_the_config_says_so_or_else_the_tokenizer(
+def test_the_config_or_else_the_tokenizer_decides_about_the_bos_token(
     begins: bool, asked: bool | None, write: Write
 ):
     words: dict[str, Any] = {"bos_token": "<s>"}
@@ -203,7 +201,7 @@ def test_the_beginning_token_is_put_first_if_the_config_says_so_or_else_the_toke
         },
     ],
 )
-def test_the_chat_template_is_found_in_each_of_its_places(files: Any, write: Write):
+def test_the_chat_template_is_found_in_every_location(files: Any, write: Write):
     folder = write(**files)
     assert read_template(folder) == "T"
     (folder / "chat_template.jinja").write_text("first")
@@ -213,5 +211,5 @@ def test_the_chat_template_is_found_in_each_of_its_places(files: Any, write: Wri
         read_template(folder)
 
 
-def test_no_template_is_no_fault(write: Write):
+def test_a_missing_template_is_allowed(write: Write):
     assert read_template(write(tokenizer_config={"chat_template": 3})) is None

@@ -1,4 +1,4 @@
-"""GGUF files: what is read of them, which are refused, and which fit the memory."""
+"""GGUF files: metadata, errors, and limits of memory."""
 
 import os
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from support.errors import raises
 from support.tiny import SIZES, write_tiny
 
 
-def test_facts_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles):
+def test_metadata_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles):
     assert tiny_files.context_length == SIZES["context"]
     assert tiny_files.stop_token_ids == (0, 2), "the end token, and the control tokens that end"
     assert (tiny_files.facts.bos_token, tiny_files.facts.eos_token) == (
@@ -33,7 +33,7 @@ def test_facts_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles)
     assert tiny_files.tokenizer.decode(ids) == "user\nHi\nassistant\n"
 
 
-def test_the_reading_of_end_tokens_takes_in_the_ends_of_turns_and_messages(tmp_path: Path):
+def test_stop_tokens_include_ends_of_turns_and_messages(tmp_path: Path):
     more = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 6}
     path = write_tiny(tmp_path / "m.gguf", fields={**more, "tokenizer.ggml.add_bos_token": True})
     files = resolve(str(path), tmp_path)
@@ -47,7 +47,7 @@ def test_the_reading_of_end_tokens_takes_in_the_ends_of_turns_and_messages(tmp_p
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Callable[[Path], str]:
-    """Resolves a bad file: returns what was said, which names it; nothing may be left behind."""
+    """Return the error of a bad file, which names the file; nothing may be left behind."""
 
     def refused(path: Path) -> str:
         with pytest.raises(ModelError) as caught:
@@ -62,7 +62,7 @@ def refused(tmp_path: Path) -> Callable[[Path], str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
-def test_a_pipe_is_refused_and_not_waited_for(refused: Any, tmp_path: Path):
+def test_a_pipe_is_rejected_without_waiting(refused: Any, tmp_path: Path):
     for name in ("pipe.gguf", "manifest.json"):
         os.mkfifo(tmp_path / name)
     assert "is not a file" in refused(tmp_path / "pipe.gguf")
@@ -79,7 +79,7 @@ def test_a_pipe_is_refused_and_not_waited_for(refused: Any, tmp_path: Path):
         ({"tokenizer.ggml.merges": ["t h", "nonsense q"]}, "the merge 'nonsense q'"),
     ],
 )
-def test_a_file_without_what_is_needed_is_refused(
+def test_a_file_with_missing_metadata_is_rejected(
     fields: dict[str, Any], reason: str, refused: Any, tmp_path: Path
 ):
     assert reason in refused(write_tiny(tmp_path / "bad.gguf", fields=fields))
@@ -96,7 +96,7 @@ def test_a_file_without_what_is_needed_is_refused(
         *(("rope.scaling.factor", nan, "of nan"), ("rope.scaling.type", "magic", "of 'magic'")),
     ],
 )
-def test_a_file_whose_metadata_is_contradictory_is_refused_when_it_is_opened(
+def test_contradictory_metadata_is_rejected_when_opening(
     name: str, value: Any, reason: str, tmp_path: Path
 ):
     path = write_tiny(tmp_path / "bad.gguf", fields={f"llama.{name}": value})
@@ -106,7 +106,7 @@ def test_a_file_whose_metadata_is_contradictory_is_refused_when_it_is_opened(
 
 
 @pytest.mark.parametrize("place", [8, 23, 0.02, 0.3, -5000, -1])
-def test_a_file_cut_off_anywhere_is_refused_as_truncated(
+def test_a_file_truncated_anywhere_is_rejected_as_truncated(
     place: float, tiny_gguf: Path, refused: Any, tmp_path: Path
 ):
     whole = tiny_gguf.read_bytes()
@@ -116,7 +116,7 @@ def test_a_file_cut_off_anywhere_is_refused_as_truncated(
 
 
 @pytest.mark.parametrize("split", [0, 8])
-def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
+def test_a_file_larger_than_memory_is_rejected_before_reading(
     split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = write_tiny(tmp_path / "m.gguf", split=split)
@@ -127,7 +127,7 @@ def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_file_that_may_not_fit_is_opened_after_a_line(
+def test_a_file_that_may_not_fit_opens_with_a_warning(
     tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     size, output = tiny_gguf.stat().st_size, StringIO()

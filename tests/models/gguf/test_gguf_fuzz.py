@@ -1,4 +1,4 @@
-"""GGUF files that were cut, flipped, or given other numbers: an answer, or one line.
+"""Truncated and corrupted GGUF files: they load, or fail with one line.
 
 Each is loaded and run in a process that must outlive it, within bounds of time and memory.
 """
@@ -42,7 +42,7 @@ class Worker:
         self._child: subprocess.Popen[str] | None = None
 
     def open(self, path: Path) -> dict[str, Any]:
-        """What it says of the file; `fault` if it crashed or did not end."""
+        """Return its report on the file; `fault` if it crashed or did not end."""
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, str(WORKER)],
@@ -134,7 +134,7 @@ def flip(data: st.DataObject, content: bytearray, end: int) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
-def test_a_file_that_was_changed_is_answered_or_refused_in_one_line(
+def test_a_corrupted_file_loads_or_is_rejected_in_one_line(
     data: st.DataObject, tiny_gguf: Path, places: Any, worker: Worker, tmp_path: Path
 ):
     content = bytearray(tiny_gguf.read_bytes())
@@ -161,7 +161,7 @@ def test_a_file_that_was_changed_is_answered_or_refused_in_one_line(
     assert told["peak"] < KILOBYTES, told
 
 
-def test_the_whole_file_is_answered_and_a_crash_is_noticed(
+def test_an_intact_file_loads_and_a_crash_is_detected(
     tiny_gguf: Path, worker: Worker, tmp_path: Path
 ):
     told = worker.open(tiny_gguf)

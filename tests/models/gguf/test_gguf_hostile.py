@@ -1,4 +1,4 @@
-"""GGUF files that were made to do harm: read or refused, in memory in proportion to the file."""
+"""Harmful GGUF files: read or rejected, with memory in proportion to the file."""
 
 import importlib
 import struct
@@ -54,7 +54,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def bounded(path: Path) -> Iterator[None]:
     """Reading may take memory in proportion to the file."""
-    importlib.import_module("gguf")  # what that takes is no file's fault
+    importlib.import_module("gguf")  # its memory does not count as a file's
     tracemalloc.start()
     yield
     _, peak = tracemalloc.get_traced_memory()
@@ -64,7 +64,7 @@ def bounded(path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("bounded")
 @pytest.mark.parametrize(("kind", "size"), [(0, 1), (UINT32, 4), (7, 1), (12, 8)])
-def test_an_array_of_numbers_takes_no_memory_of_its_own(kind: int, size: int, path: Path):
+def test_number_arrays_are_not_copied(kind: int, size: int, path: Path):
     count = 2_000_000 // size
     path.write_bytes(packed([array("a", kind, count, b"\x81" * (count * size))]))
     result = read_gguf(path).fields["a"]
@@ -74,13 +74,13 @@ def test_an_array_of_numbers_takes_no_memory_of_its_own(kind: int, size: int, pa
 
 @pytest.mark.usefixtures("bounded")
 @pytest.mark.parametrize("letters", [b"", "日".encode()])
-def test_an_array_of_short_strings_takes_memory_in_proportion(letters: bytes, path: Path):
+def test_string_arrays_take_proportional_memory(letters: bytes, path: Path):
     path.write_bytes(packed([array("a", STRING, 100_000, text(letters) * 100_000)]))
     assert read_gguf(path).fields["a"] == [letters.decode()] * 100_000
 
 
 def counting(count: int) -> list[bytes]:
-    """Files in which something is counted that they do not have."""
+    """Files with counts of items that they do not have."""
     number, none, one = (struct.pack("<Q", value) for value in (count, 0, 1))
     head = b"GGUF" + struct.pack("<I", 3)
     return [
@@ -135,13 +135,13 @@ HOSTILE = [
 
 @pytest.mark.usefixtures("bounded")
 @pytest.mark.parametrize(("content", "words"), HOSTILE, ids=range(len(HOSTILE)))
-def test_a_file_that_contradicts_itself_is_refused(content: bytes, words: str, path: Path):
+def test_a_self_contradictory_file_is_rejected(content: bytes, words: str, path: Path):
     path.write_bytes(content)
     with raises(ModelError, words):
         read_gguf(path)
 
 
-def test_values_are_read_as_they_were_written(path: Path):
+def test_metadata_values_are_read_back(path: Path):
     content = packed(
         [
             field("i8", 1, b"\xff"),
@@ -186,7 +186,7 @@ STRANGE: list[Any] = [[1, 2], [True], ["a", "b"], "text", 0.5, True, 2**32 - 1, 
         *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.add_bos_token"),
     ],
 )
-def test_a_field_of_another_type_is_used_or_refused(
+def test_a_field_with_an_unexpected_type_is_used_or_rejected(
     name: str, strange: Any, path: Path, tmp_path: Path
 ):
     write_tiny(path, fields={name: strange})

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF metadata: equal to llama.cpp's and SentencePiece's, or refused."""
+"""Tokenizers from GGUF metadata match those of llama.cpp and SentencePiece."""
 
 import ctypes
 import hashlib
@@ -60,7 +60,7 @@ PIECES: Any = json.loads(DATA.read_text(encoding="utf-8"))["sentencepiece"]
 text, and without one and with line breaks and runs of spaces as tokens of their own, as Gemma's."""
 MEANT = {**dict.fromkeys(("tekken", "gpt-4o", "llama4", "kanana2", "minimax-m2"), 12)}
 MEANT |= {"deepseek-llm": 5, "deepseek-coder": 3}
-"""Of 100 lines, those of which ours and llama.cpp's ids differ: see `pre_tokenizers.py`."""
+"""Lines out of 100 whose ids differ between ours and llama.cpp's: see `pre_tokenizers.py`."""
 
 
 def vocabulary_for(pre: str, pairs: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def vocabulary_for(pre: str, pairs: int) -> dict[str, Any]:
 
 
 def llama_cpp(fields: Mapping[str, Any], path: Path) -> Callable[[str], list[int]]:
-    """What llama.cpp itself makes of a literal text."""
+    """Return llama.cpp's own tokens of a literal text."""
     api = load_library(None)
     of_model, encode = api._lib.llama_model_get_vocab, api._lib.llama_tokenize
     of_model.restype, of_model.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -102,7 +102,7 @@ def llama_cpp(fields: Mapping[str, Any], path: Path) -> Callable[[str], list[int
 
 
 def literal(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
-    """What our tokenizer makes of it."""
+    """Return our tokens of the same text."""
     backend = tokenizers.Tokenizer.from_str(build_tokenizer(Path("a.gguf"), fields))
     backend.encode_special_tokens = True
     return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
@@ -119,23 +119,21 @@ def different(pre: str, count: int, pairs: int, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_each_pre_tokenizer_cuts_as_llama_cpp_does(pre: str, tmp_path: Path):
+def test_each_pre_tokenizer_splits_like_llama_cpp(pre: str, tmp_path: Path):
     texts = different(pre, 100, 6000, tmp_path)
     assert len(texts) == MEANT.get(pre, 0), texts[:1]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("pre", {value: name for name, value in PRE_TOKENIZERS.items()}.values())
-def test_each_pre_tokenizer_cuts_many_lines_as_llama_cpp_does(pre: str, tmp_path: Path):
+def test_each_pre_tokenizer_splits_many_lines_like_llama_cpp(pre: str, tmp_path: Path):
     texts = different(pre, 5000, 12_000, tmp_path)
-    # Contractions ignore case, as in the models' own files: this is an s, too.
+    # Contractions ignore case, as in the models' own files: this is also an s.
     assert pre in MEANT or [text for text in texts if "'\u017f" not in text] == []
 
 
 @pytest.mark.parametrize("recorded", PIECES)
-def test_a_trained_model_of_sentencepiece_gives_its_ids_as_llama_cpp_does(
-    recorded: Any, tmp_path: Path
-):
+def test_a_trained_sentencepiece_model_tokenizes_like_llama_cpp(recorded: Any, tmp_path: Path):
     fields = recorded["fields"]
     ours, theirs = literal(fields), llama_cpp(fields, tmp_path / "m.gguf")
     texts = lines(len(recorded["ids"]) // 8)
@@ -151,7 +149,7 @@ def digest(ids: Sequence[int]) -> str:
     return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:8]
 
 
-def test_pairs_merge_by_the_score_of_what_they_make_and_the_leftmost_first():
+def test_pairs_merge_by_result_score_leftmost_first():
     fields = sentence_piece(words="ab bc abc cc")
     assert pieces(fields, "abc") == [SPACE, "abc"]
     assert pieces(fields, "bccc") == [SPACE, "bc", "cc"]
@@ -160,7 +158,7 @@ def test_pairs_merge_by_the_score_of_what_they_make_and_the_leftmost_first():
     assert pieces(fields, "a" * 7) == ["aaaa", "aaa"]
 
 
-def test_what_has_no_token_is_bytes_or_without_their_tokens_the_unknown_one_once():
+def test_unknown_text_becomes_byte_tokens_or_else_a_single_unk():
     assert pieces(sentence_piece(), "a\u00e9\n") == [SPACE, "a", "<0xC3>", "<0xA9>", "<0x0A>"]
     fields = sentence_piece()
     keep = [i for i, kind in enumerate(fields["tokenizer.ggml.token_type"]) if kind != BYTE]
@@ -171,7 +169,7 @@ def test_what_has_no_token_is_bytes_or_without_their_tokens_the_unknown_one_once
 
 
 @pytest.mark.parametrize(("prefix", "expected"), [(True, [SPACE, "a"]), (False, ["a"])])
-def test_a_space_comes_first_if_the_file_says_so(prefix: bool, expected: list[str], opened: Any):
+def test_the_space_prefix_follows_the_file(prefix: bool, expected: list[str], opened: Any):
     fields = sentence_piece(add_space_prefix=prefix)
     assert pieces(fields, "a") == expected
     assert pieces(fields, "<s>a") == ["<s>", *expected]
@@ -180,7 +178,7 @@ def test_a_space_comes_first_if_the_file_says_so(prefix: bool, expected: list[st
         assert tokenizer.decode(tokenizer.encode(text)) == text.replace(SPACE, " ")
 
 
-def test_user_defined_tokens_are_found_in_any_text_and_control_tokens_in_prompts(opened: Any):
+def test_user_defined_tokens_match_in_any_text_and_special_tokens_in_prompts(opened: Any):
     fields = sentence_piece(("  ", USER_DEFINED), ("<b>", USER_DEFINED), ("<c>", CONTROL))
     tokenizer = opened({**fields, "tokenizer.ggml.add_space_prefix": False})
     names = fields["tokenizer.ggml.tokens"]
@@ -191,7 +189,7 @@ def test_user_defined_tokens_are_found_in_any_text_and_control_tokens_in_prompts
 
 
 @pytest.mark.parametrize(("architecture", "kept"), [("phi3", []), ("llama", [SPACE, "<0x0A>"])])
-def test_phi3_takes_no_space_after_its_marks(architecture: str, kept: list[str]):
+def test_phi3_strips_the_space_after_special_tokens(architecture: str, kept: list[str]):
     fields = sentence_piece(("<|user|>", CONTROL), ("<|end|>", CONTROL))
     fields["general.architecture"] = architecture
     texts = pieces(fields, "<|user|>\n<|end|>\n<s> a")
@@ -200,7 +198,7 @@ def test_phi3_takes_no_space_after_its_marks(architecture: str, kept: list[str])
 
 @given(text=st.text(max_size=60), kept=st.integers(0, 4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_answers_text_keeps_its_first_space_token_by_token(text: str, kept: int, opened: Any):
+def test_streamed_text_keeps_its_first_space(text: str, kept: int, opened: Any):
     tokenizer = opened(sentence_piece(words=f"th {SPACE}th {SPACE}the {SPACE}{SPACE}"))
     ids = tokenizer.encode(text)
     stream = TextStream(tokenizer.continuation)
@@ -217,7 +215,7 @@ def test_an_answers_text_keeps_its_first_space_token_by_token(text: str, kept: i
 @given(data=st.binary(max_size=24), kept=st.integers(0, 3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(data="\U0001f600".encode() + b"\xff a", kept=0)
-def test_broken_bytes_leave_the_characters_beside_them_whole(data: bytes, kept: int, opened: Any):
+def test_invalid_bytes_leave_adjacent_characters_intact(data: bytes, kept: int, opened: Any):
     tokenizer = opened(sentence_piece(words=f"{SPACE}a"))
     first = tokenizer.token_id("<0x00>")
     words = [tokenizer.token_id(f"{SPACE}a"), 1][:kept]
@@ -228,7 +226,7 @@ def test_broken_bytes_leave_the_characters_beside_them_whole(data: bytes, kept: 
     assert "".join(stream.push(i).final for i in ids) + stream.finish().final == expected
 
 
-def test_text_of_bytes_is_decoded_in_windows(opened: Any):
+def test_byte_text_is_decoded_in_windows(opened: Any):
     tokenizer, text = opened(sentence_piece()), "\u6f22\u00e9\U0001f600" * 100
     longest = 0
 
@@ -242,7 +240,7 @@ def test_text_of_bytes_is_decoded_in_windows(opened: Any):
     assert longest <= 24
 
 
-def test_a_vocabulary_with_the_letters_of_gpt2_is_not_byte_level(opened: Any):
+def test_gpt2_letters_alone_do_not_make_a_vocabulary_byte_level(opened: Any):
     letters = [letter for letter in byte_letters() if letter not in "abcdefghijklmnopqrstuvwxyz."]
     fields = sentence_piece(*((letter, NORMAL) for letter in letters), words=f"{SPACE}a")
     tokenizer = opened(fields)
@@ -251,7 +249,7 @@ def test_a_vocabulary_with_the_letters_of_gpt2_is_not_byte_level(opened: Any):
     assert b"".join(map(known.bytes_of, tokenizer.encode(text))).decode() == f" {text}"
 
 
-def test_a_file_gives_a_tokenizer_and_its_facts(tmp_path: Path):
+def test_a_file_provides_a_tokenizer_and_its_metadata(tmp_path: Path):
     named = [(name, USER_DEFINED) for name in ("<|im_end|>", "<eos>", "<|x|>")]
     fields = sentence_piece(*named, words=f"th {SPACE}th {SPACE}the")
     assert {*special_tokens(fields)} == {"<s>", "</s>", "<|im_end|>"}
@@ -265,7 +263,7 @@ def test_a_file_gives_a_tokenizer_and_its_facts(tmp_path: Path):
     assert names == ["<s>", f"{SPACE}the"]
 
 
-def test_constrained_answers_read_sentence_pieces_bytes(tmp_path: Path):
+def test_constrained_decoding_supports_sentencepiece_bytes(tmp_path: Path):
     llguidance = pytest.importorskip("llguidance")
     fields = sentence_piece(("\n\n", USER_DEFINED), words=f"th {SPACE}th {SPACE}the é")
     path = tmp_path / "tokenizer.json"
@@ -277,13 +275,13 @@ def test_constrained_answers_read_sentence_pieces_bytes(tmp_path: Path):
     assert [fields["tokenizer.ggml.tokens"][i] for i in different] == ["<0xFF>"]
 
 
-def test_the_docs_name_every_pre_tokenizer():
+def test_the_docs_list_every_pre_tokenizer():
     page = Path(__file__).parents[3] / "docs" / "decisions" / "gguf-tokenizers.md"
     text = page.read_text(encoding="utf-8")
     assert not [name for name in PRE_TOKENIZERS if f"`{name}`" not in text]
 
 
-def test_a_byte_level_vocabulary_need_not_have_every_byte(opened: Any):
+def test_a_byte_level_vocabulary_may_lack_some_bytes(opened: Any):
     fields = {**byte_pairs(300), "tokenizer.ggml.pre": "falcon"}
     kept = [i for i, text in enumerate(fields["tokenizer.ggml.tokens"]) if "\u010b" not in text]
     for name in ("tokens", "token_type"):
@@ -298,7 +296,7 @@ def test_a_byte_level_vocabulary_need_not_have_every_byte(opened: Any):
     )
 
 
-def test_an_answer_ends_with_every_end_that_the_metadata_names():
+def test_a_response_ends_at_every_stop_token_in_the_metadata():
     fields = sentence_piece(
         *((name, CONTROL) for name in ("<|eot_id|>", "<|a|>", "<|b|>", "<|c|>")),
         eos_token_ids=[3, 10**9],
@@ -318,7 +316,7 @@ def test_an_answer_ends_with_every_end_that_the_metadata_names():
         (["<turn|>", "<|tool_response>"], ["<turn|>", "<|tool_response>"]),
     ],
 )
-def test_a_mark_inside_an_answer_does_not_end_it(names: list[str], ends: list[str]):
+def test_a_delimiter_inside_a_response_does_not_end_it(names: list[str], ends: list[str]):
     fields = {**byte_pairs(0), "tokenizer.ggml.pre": "gpt-4o", "tokenizer.ggml.eos_token_id": 0}
     fields["tokenizer.ggml.tokens"] += names
     fields["tokenizer.ggml.token_type"] += [CONTROL] * len(names)
@@ -340,7 +338,7 @@ def test_a_mark_inside_an_answer_does_not_end_it(names: list[str], ends: list[st
         ({"model": "llama", "bos_token_id": 10**9}, False),
     ],
 )
-def test_prompts_begin_with_a_token_as_in_llama_cpp(options: dict[str, Any], expected: bool):
+def test_prompts_start_with_bos_like_llama_cpp(options: dict[str, Any], expected: bool):
     fields = sentence_piece(bos_token_id=1)
     fields |= {f"tokenizer.ggml.{name}": value for name, value in options.items()}
     assert token_facts(fields)["add_bos"] is expected

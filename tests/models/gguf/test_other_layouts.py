@@ -1,4 +1,4 @@
-"""GGUF files of ollama's own converters, made of llama.cpp's: refused with what works instead."""
+"""GGUF files in Ollama's own layouts: rejected with an alternative."""
 
 import struct
 from dataclasses import replace
@@ -26,7 +26,7 @@ def refused(file: GgufFile, *names: str) -> None:
         check_layout(Path("m.gguf"), file)
 
 
-def test_gemma_3_with_ollamas_own_metadata_or_an_image_encoder_is_refused(gemma3: GgufFile):
+def test_gemma_3_with_ollama_metadata_or_an_image_encoder_is_rejected(gemma3: GgufFile):
     check_layout(Path("m.gguf"), gemma3)
     for name in ("mm.tokens_per_image", "rope.global.freq_base", "rope.local.freq_base"):
         refused(
@@ -42,7 +42,7 @@ def test_gemma_3_with_ollamas_own_metadata_or_an_image_encoder_is_refused(gemma3
     refused(replace(gemma3, tensors=[encoder]), "it has the tensor v.blk.0.attn_q.weight")
 
 
-def test_gpt_oss_under_ollamas_name_is_refused_with_the_name_that_works(
+def test_gpt_oss_under_its_ollama_name_is_rejected_with_a_working_name(
     tmp_path: Path, tiny_gguf: Path
 ):
     def text(value: str) -> bytes:
@@ -55,7 +55,7 @@ def test_gpt_oss_under_ollamas_name_is_refused_with_the_name_that_works(
 
 
 def gguf(version: int = 3, order: str = "<", count: int = 0) -> bytes:
-    """The head of a GGUF file: its version, and as many tensors and fields."""
+    """Return the header of a GGUF file: version, and numbers of tensors and fields."""
     return b"GGUF" + struct.pack(f"{order}IQQ", version, count, count)
 
 
@@ -86,7 +86,7 @@ def gguf(version: int = 3, order: str = "<", count: int = 0) -> bytes:
         (gguf(order=">"), ("is for big-endian computers",)),
     ],
 )
-def test_a_file_of_another_format_is_named_with_what_to_do(
+def test_a_file_in_another_format_is_rejected_with_a_fix(
     content: bytes, names: tuple[str, ...], tmp_path: Path
 ):
     (path := tmp_path / "m.gguf").write_bytes(content)
@@ -106,7 +106,7 @@ def test_a_file_of_another_format_is_named_with_what_to_do(
         ({"gemma3.decision.type": "policy"}, "(gemma3.decision.type is policy)"),
     ],
 )
-def test_a_gguf_file_of_another_kind_is_named(
+def test_a_gguf_file_that_is_not_a_language_model_is_reported(
     fields: dict[str, object], name: str, gemma3: GgufFile
 ):
     refused(replace(gemma3, fields={**gemma3.fields, **fields}), name, "use the GGUF file of")

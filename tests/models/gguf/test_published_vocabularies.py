@@ -1,4 +1,4 @@
-"""Published vocabularies: the tokens that llama.cpp has recorded, and those of tokenizer.json."""
+"""Published vocabularies, compared with tokens recorded by llama.cpp and with tokenizer.json."""
 
 import json
 import unicodedata
@@ -35,7 +35,7 @@ def vocabulary(name: str) -> tuple[Path, Mapping[str, Any]]:
     return path, read_gguf(path).fields
 
 
-def test_every_published_vocabulary_is_compared():
+def test_every_published_vocabulary_is_tested():
     names = {path.name for path in llama_cpp_models().glob("*.gguf")}
     known = (*RECORDED, *UNREAD, *WITHOUT_TEXTS)
     assert names == {f"ggml-vocab-{name}.gguf" for name in known}
@@ -64,7 +64,7 @@ def test_a_published_vocabulary_gives_the_recorded_tokens(name: str):
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_a_published_vocabulary_of_another_kind_is_refused_by_its_kind(name: str):
+def test_an_unsupported_published_vocabulary_is_rejected_by_its_type(name: str):
     from paceline.errors import ModelError
 
     with raises(ModelError, UNREAD[name]):
@@ -80,17 +80,17 @@ def test_a_published_vocabulary_of_another_kind_is_refused_by_its_kind(name: str
         ("gptoss", "", "gpt-4o"),
     ],
 )
-def test_metadata_gives_the_tokens_of_the_published_tokenizer(
+def test_gguf_metadata_tokenizes_like_the_published_tokenizer(
     published: str, vocabulary_of: str, pre: str
 ):
-    """Files that convert scripts made, and otherwise metadata as they make it."""
+    """Use files made by conversion scripts, or metadata in their format."""
     path = npm_tokenizer(published) / "tokenizer.json"
     content = path.read_text("utf-8")
     fields = vocabulary(vocabulary_of)[1] if vocabulary_of else converted(json.loads(content), pre)
     theirs = tokenizers.Tokenizer.from_str(content)
     ours = make_tokenizer(fields)
     theirs.encode_special_tokens = ours.encode_special_tokens = True
-    # The mark for spaces in a text itself: beside spaces Gemma's file joins both, llama.cpp not.
+    # The space marker in a text itself: Gemma's file joins it with adjacent spaces, llama.cpp not.
     texts = [text for text in lines(TEXTS) if SPACE not in text]
     pairs = zip(*(_ids(item, texts) for item in (theirs, ours)), strict=True)
     different = [text for text, (a, b) in zip(texts, pairs, strict=True) if a != b]

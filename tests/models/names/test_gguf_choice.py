@@ -1,4 +1,4 @@
-"""Which GGUF file of a repository a name means."""
+"""The GGUF file of a repository that a name selects."""
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ MANY = [
         ("model.gguf", ""),
     ],
 )
-def test_the_quantization_is_read_from_a_files_name(path: str, label: str):
+def test_the_quantization_is_parsed_from_the_file_name(path: str, label: str):
     assert quantization(path) == label
 
 
@@ -66,7 +66,7 @@ def test_the_quantization_is_read_from_a_files_name(path: str, label: str):
         ("model.GGUF", True),
     ],
 )
-def test_projectors_matrices_and_drafting_heads_are_no_models(path: str, is_one: bool):
+def test_projectors_imatrices_and_draft_heads_are_not_models(path: str, is_one: bool):
     assert is_model(path) == is_one
 
 
@@ -92,13 +92,13 @@ ALIKE = ["1b-Q4_K_M.gguf", "3b-Q4_K_M.gguf", "3b-Q8_0.gguf"]
         (["m-BF16.gguf", "m-Q8_0.gguf"], "", "m-Q8_0.gguf"),
         (["m-F16.gguf"], "", "m-F16.gguf"),
         (["model.gguf", "mmproj-F16.gguf"], "", "model.gguf"),
-        # A drafter, where there is no model.
+        # A drafter, if there are only drafters.
         (DRAFTERS, "", DRAFTERS[1]),
         (DRAFTERS, "F16", DRAFTERS[2]),
         ([*DRAFTERS, "x-Q8_0.gguf"], "Q8_0", "x-Q8_0.gguf"),
     ],
 )
-def test_a_tag_in_any_case_or_none_selects_a_file(paths: list[str], tag: str, path: str):
+def test_a_tag_in_any_case_or_no_tag_selects_a_file(paths: list[str], tag: str, path: str):
     assert choose(paths, tag, REPOSITORY) == path
 
 
@@ -115,7 +115,7 @@ def test_a_tag_in_any_case_or_none_selects_a_file(paths: list[str], tag: str, pa
         ("owner/other", "m-Q8_0.gguf", True),
     ],
 )
-def test_a_tag_is_exact_if_it_is_all_that_a_files_name_adds(name: str, path: str, exact: bool):
+def test_a_tag_is_exact_if_it_is_all_that_the_file_name_adds(name: str, path: str, exact: bool):
     meant = parse_hub_name(name)
     assert meant is not None
     assert choose([path], meant.tag, REPOSITORY) == path
@@ -135,7 +135,7 @@ TAGS = ("BF16", "IQ4_XS", "Q4_0", "Q4_K_M", "Q8_0", "UD-Q5_K_XL")
         (ALIKE, "Q4_K_M", ALIKE[:2]),
     ],
 )
-def test_where_no_file_or_several_fit_those_that_are_there_are_named(
+def test_with_no_or_several_matching_files_the_available_ones_are_listed(
     paths: list[str], tag: str, names: tuple[str, ...]
 ):
     with raises(ModelNotFound, *names) as caught:
@@ -143,7 +143,7 @@ def test_where_no_file_or_several_fit_those_that_are_there_are_named(
     assert "mmproj" not in str(caught.value)
 
 
-def test_all_shards_of_a_model_are_found_and_a_missing_one_is_named():
+def test_all_shards_are_found_and_a_missing_one_is_named():
     first, second = MANY[6:8]
     assert shards_of(first, MANY, REPOSITORY) == [first, second]
     assert shards_of(MANY[9], MANY, REPOSITORY) == [MANY[9]]
@@ -151,7 +151,7 @@ def test_all_shards_of_a_model_are_found_and_a_missing_one_is_named():
         shards_of(first, [first], REPOSITORY)
 
 
-def test_a_shards_name_has_its_number_and_their_count():
+def test_a_shard_name_has_its_number_and_the_total():
     shard = shard_of("a/m-Q8_0-00002-of-00003.gguf")
     assert shard is not None
     assert (shard.stem, shard.number, shard.total) == ("a/m-Q8_0", 2, 3)
@@ -165,7 +165,7 @@ NAMES = st.builds("{}m-{}.gguf".format, st.sampled_from(["", "a/"]), st.sampled_
 
 
 @given(st.sets(NAMES, min_size=1))
-def test_the_tag_of_every_model_selects_it(paths: set[str]):
+def test_every_models_tag_selects_it(paths: set[str]):
     for path in models_of(paths):
         tag = tag_of(path, paths)
         try:

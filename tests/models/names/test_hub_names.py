@@ -1,4 +1,4 @@
-"""What a name of the hub means, and a short one."""
+"""Names of models on the Hugging Face Hub, and short names."""
 
 import pytest
 from hypothesis import given
@@ -52,7 +52,7 @@ TAG = PART.filter(lambda tag: tag.lower() != "latest")
         ("https://huggingface.co/owner/name/", HubName("owner/name")),
     ],
 )
-def test_a_hub_name_has_a_repository_and_may_have_a_tag_a_file_and_a_revision(
+def test_a_hub_name_has_a_repository_and_optionally_tag_file_and_revision(
     name: str, meaning: HubName
 ):
     assert parse_hub_name(name) == meaning
@@ -66,7 +66,7 @@ def test_a_hub_name_has_a_repository_and_may_have_a_tag_a_file_and_a_revision(
         *("a/b c", "a/b:c d", "a/b/\x00.gguf", "", "/", ":", "a:b"),
     ],
 )
-def test_other_names_are_none_of_the_hub(name: str):
+def test_other_names_are_not_hub_names(name: str):
     assert parse_hub_name(name) is None
 
 
@@ -82,7 +82,7 @@ def test_other_names_are_none_of_the_hub(name: str):
         "hf.co/owner",
     ],
 )
-def test_an_address_that_is_not_a_models_is_refused_with_what_is_expected(
+def test_an_address_that_is_not_a_model_is_rejected_with_the_expected_form(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):
     with raises(ModelNotFound, name, "expected"):
@@ -92,7 +92,7 @@ def test_an_address_that_is_not_a_models_is_refused_with_what_is_expected(
     assert parse_hub_name(address) == HubName("owner/name", file="a.gguf", revision="main")
 
 
-def test_a_revision_may_be_given_once_and_must_be_one():
+def test_a_revision_must_be_valid_and_given_once():
     name = HubName("owner/name")
     assert name.at_revision(None) == name
     assert (
@@ -106,7 +106,7 @@ def test_a_revision_may_be_given_once_and_must_be_one():
 
 
 @given(repository=REPOSITORY, tag=TAG, file=FILE)
-def test_what_a_name_means_is_a_name_that_means_the_same(repository: str, tag: str, file: str):
+def test_a_hub_name_round_trips_through_its_text(repository: str, tag: str, file: str):
     for name in (HubName(repository), HubName(repository, tag=tag), HubName(repository, file=file)):
         assert parse_hub_name(str(name)) == name
         assert parse_hub_name(f"hf.co/{name}") == name
@@ -114,7 +114,7 @@ def test_what_a_name_means_is_a_name_that_means_the_same(repository: str, tag: s
 
 
 @given(st.text(max_size=80))
-def test_any_text_is_a_hub_name_or_none_or_refused_and_never_leaves_the_repository(text: str):
+def test_any_text_is_parsed_or_rejected_and_never_leaves_the_repository(text: str):
     try:
         name = parse_hub_name(text)
     except ModelNotFound:
@@ -126,7 +126,7 @@ def test_any_text_is_a_hub_name_or_none_or_refused_and_never_leaves_the_reposito
     assert not name.file or not {"", ".", ".."} & set(name.file.split("/"))
 
 
-def test_about_a_dozen_models_have_a_short_name_and_what_is_known_of_each():
+def test_short_names_list_about_a_dozen_models_with_metadata():
     models = known_models()
     assert len(models) >= 12
     assert not models.keys() & REGISTRY.keys()
@@ -141,7 +141,7 @@ def test_about_a_dozen_models_have_a_short_name_and_what_is_known_of_each():
         assert model.revision is None or len(model.revision) == 40
 
 
-def test_a_short_name_stands_for_a_file_at_a_commit_and_other_names_for_none():
+def test_a_short_name_means_one_file_at_one_commit():
     name, model = next(iter(known_models().items()))
     assert short_name(name) == HubName(model.repository, file=model.file, revision=model.revision)
     assert short_name(f"{name}:Q8_0") == HubName(model.repository, tag="Q8_0")

@@ -1,4 +1,4 @@
-"""GGUF files of ollama, used where they are."""
+"""GGUF files of Ollama, used in place."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_ollamas_models_have_its_names(ollama: Path):
+def test_ollama_models_keep_their_ollama_names(ollama: Path):
     blobs = {
         "ollama/qwen3:0.6b": pulled(ollama, "registry.ollama.ai/library/qwen3/0.6b"),
         "ollama/somebody/model:latest": pulled(ollama, "registry.ollama.ai/somebody/model/latest"),
@@ -39,7 +39,7 @@ def test_ollamas_models_have_its_names(ollama: Path):
         assert find_app_model(name) == blob
 
 
-def test_a_model_that_another_program_lacks_is_told_which_it_has(ollama: Path):
+def test_errors_for_a_missing_model_of_another_app_list_its_models(ollama: Path):
     with raises(ModelNotFound, "hf.co/ollama/qwen3"):
         find_app_model("ollama/qwen3")
     pulled(ollama, "registry.ollama.ai/library/qwen3/0.6b")
@@ -56,7 +56,7 @@ LAYERS: list[Any] = [
 ]
 
 
-def test_what_has_no_gguf_file_of_its_own_or_is_damaged_is_left_out(ollama: Path):
+def test_corrupt_models_and_models_without_gguf_are_skipped(ollama: Path):
     pulled(ollama, "registry.ollama.ai/library/good/1")
     for number, layers in enumerate(LAYERS):
         pulled(ollama, f"registry.ollama.ai/library/a/{number}", layers=layers)
@@ -69,7 +69,7 @@ def test_what_has_no_gguf_file_of_its_own_or_is_damaged_is_left_out(ollama: Path
     assert ollama_models() == []
 
 
-def test_a_model_of_another_program_is_used_where_it_is_and_listed_once(
+def test_another_apps_model_is_used_in_place_and_listed_once(
     ollama: Path, tiny_gguf: Path, tmp_path: Path
 ):
     blob = pulled(ollama, "registry.ollama.ai/library/tiny/1b", tiny_gguf.read_bytes())

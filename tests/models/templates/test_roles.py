@@ -1,4 +1,4 @@
-"""Orders of roles that a template rejects, moves or drops. The templates are made up."""
+"""Orders of roles that a template rejects, moves or drops, with invented templates."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def rendered(source: str, *turns: tuple[str, str] | dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("source", [FIRST, DROPS, MOVES])
-def test_a_late_system_turn_is_marked_in_the_users_turn_and_first_ones_are_joined(source: str):
+def test_a_late_system_message_moves_to_the_user_turn_and_first_ones_are_joined(source: str):
     start = "[system] S\n\nT[user] x[assistant] a[user] " + LATE
     assert rendered(source, *CHAT) == start
     assert rendered(source, *CHAT, ("user", "y")) == start + "\n\ny"
@@ -73,7 +73,7 @@ def test_a_late_system_turn_is_marked_in_the_users_turn_and_first_ones_are_joine
     assert rendered(source, *CHAT, ("system", ""), ("user", "y")) == start + "\n\ny"
 
 
-def test_what_a_template_can_do_is_left_to_it():
+def test_turns_that_a_template_supports_are_unchanged():
     text = "[system] S[system] T[user] x[assistant] a[system] L[user] y[user] z"
     assert rendered(ANY, *CHAT, ("user", "y"), ("user", "z")) == text
     assert rendered(FIRST, ("user", "y"), ("user", "z")) == "[user] y[user] z"
@@ -81,7 +81,7 @@ def test_what_a_template_can_do_is_left_to_it():
     assert rendered(ANY, ("user", ""), ("assistant", "")) == "[user] [assistant] "
 
 
-def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch):
+def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch):
     template, asked = ChatTemplate(FIRST), list[Any]()
     ask = ChatTemplate._ask
     monkeypatch.setattr(
@@ -93,7 +93,7 @@ def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch):
         assert len(asked) == count
 
 
-def test_turns_of_one_role_are_joined_where_roles_alternate():
+def test_consecutive_turns_of_one_role_are_joined_if_roles_must_alternate():
     turns = [("user", "x"), ("user", "y"), ("assistant", "a"), ("assistant", "b"), ("user", "z")]
     assert rendered(GEMMA, *turns) == "[user] x\n\ny[assistant] a\n\nb[user] z"
     assert rendered(GEMMA, *CHAT) == f"[user] S\n\nT\n\nx[assistant] a[user] {LATE}"
@@ -102,7 +102,7 @@ def test_turns_of_one_role_are_joined_where_roles_alternate():
     assert rendered(GEMMA, ("system", "S")) == "[user] S"
 
 
-def test_an_answer_is_between_a_result_and_the_user_where_calls_do_not_count():
+def test_an_assistant_turn_is_inserted_between_a_tool_result_and_the_user():
     turns = [("user", "x"), CALL, ("tool", "r"), ("user", "y")]
     assert rendered(MISTRAL, *turns) == "[user] x[assistant] [tool] r[assistant]  [user] y"
     assert (

@@ -32,7 +32,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_a_template_gets_out_of_its_sandbox_in_no_known_way(source: str):
+def test_known_sandbox_escapes_fail_in_a_template(source: str):
     messages = [dict(item) for item in USER]
     with raises((ModelError, InvalidRequest)):
         text = rendered(source, messages)
@@ -43,7 +43,7 @@ def test_a_template_gets_out_of_its_sandbox_in_no_known_way(source: str):
     assert messages == USER
 
 
-def test_tojson_writes_plain_json_as_the_models_were_trained_on():
+def test_tojson_writes_json_as_in_model_training():
     tools = [{"name": "größe", "note": "<a & 'b'>"}]
     assert rendered("{{ tools | tojson }}", tools=tools) == json.dumps(tools, ensure_ascii=False)
     indented = rendered("{{ tools | tojson(indent=2) }}", tools=tools)
@@ -52,7 +52,7 @@ def test_tojson_writes_plain_json_as_the_models_were_trained_on():
     assert rendered("{{ messages | map(attribute='content') | tojson }}") == '["Hi"]'
 
 
-def test_lists_grow_and_shrink_in_a_template_and_the_callers_stay_as_they_are():
+def test_a_template_may_modify_lists_without_changing_the_callers():
     messages = [dict(item) for item in USER]
     source = "{% set n = namespace(ids=[]) %}{% set _ = n.ids.append('a') %}"
     source += "{% set _ = messages.append(n.ids.pop(0)) %}{{ n.ids }}{{ messages[-1] }}"
@@ -65,7 +65,7 @@ _NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system
 SYSTEM = {"role": "system", "content": "Be brief"}
 
 
-def test_a_system_turn_that_a_template_rejects_is_in_the_first_users():
+def test_a_rejected_system_message_moves_to_the_first_user_turn():
     source = _NO_SYSTEM + _TURNS
     assert rendered(source, [SYSTEM, *USER]) == "[user] Be brief\n\nHi"
     assert rendered(source, [SYSTEM]) == "[user] Be brief"
@@ -76,7 +76,7 @@ def test_a_system_turn_that_a_template_rejects_is_in_the_first_users():
         rendered("{{ raise_exception(messages[0].role ~ ': no system') }}", [SYSTEM, *USER])
 
 
-def test_a_template_that_joins_arguments_to_text_gets_them_as_text():
+def test_a_template_that_concatenates_arguments_gets_them_as_text():
     arguments = {"city": "Köln"}
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -85,7 +85,7 @@ def test_a_template_that_joins_arguments_to_text_gets_them_as_text():
     assert rendered("{{ messages[-1].tool_calls[0].function.arguments.city }}", messages) == "Köln"
 
 
-def test_strftime_now_is_today():
+def test_strftime_now_returns_the_current_date():
     before = datetime.datetime.now().astimezone().strftime("%d %b %Y")
     text = rendered("{{ strftime_now('%d %b %Y') }}")
     assert text in (before, datetime.datetime.now().astimezone().strftime("%d %b %Y"))
@@ -107,7 +107,7 @@ TAGS = ["{% for m in messages %}", "    {% if true %}", "{{ m.content }}", "    
         ("\n".join([*TAGS, "{% endfor %}"]), {}, "Hi\n"),  # lines of tags alone are none
     ],
 )
-def test_a_template_has_what_those_of_transformers_have(
+def test_templates_have_the_functions_of_transformers(
     source: str, names: dict[str, Any], text: str
 ):
     assert rendered(source, **names) == text
@@ -117,7 +117,7 @@ def test_a_template_has_what_those_of_transformers_have(
     "messages",
     [[], "text", [{}], [{"content": "x"}], [{"role": 3}], ["x"], [None], None, {"role": "user"}],
 )
-def test_what_are_no_messages_is_refused(messages: Any):
+def test_invalid_messages_are_rejected(messages: Any):
     with raises(InvalidRequest, "message"):
         rendered("x", messages)
 
@@ -143,7 +143,7 @@ def test_what_are_no_messages_is_refused(messages: Any):
         (None, ModelError, ("tiny", "--raw")),
     ],
 )
-def test_messages_or_a_template_that_cannot_be_rendered_are_refused(
+def test_unrenderable_messages_and_templates_are_rejected(
     source: Any, kind: type[Exception], words: tuple[str, ...]
 ):
     with raises(kind, *words):
@@ -152,7 +152,7 @@ def test_messages_or_a_template_that_cannot_be_rendered_are_refused(
         template.render(USER)
 
 
-def test_a_template_knows_the_tokens_and_whether_an_answer_is_to_come():
+def test_a_template_gets_the_special_tokens_and_the_generation_prompt_flag():
     source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ add_generation_prompt }}"
     template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
     assert template.render(USER) == "<s>Hi</s>True"

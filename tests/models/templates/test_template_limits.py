@@ -1,4 +1,4 @@
-"""Chat templates that were made to do harm: limits of time, memory and size."""
+"""Harmful chat templates: limits of time, memory and size."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def rendered(source: str, **names: Any) -> str:
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("source", "word"), OVER.values(), ids=OVER)
-def test_a_template_over_a_limit_is_refused_and_the_next_one_is_rendered(source: str, word: str):
+def test_a_template_over_a_limit_is_rejected_and_the_next_one_renders(source: str, word: str):
     with raises((ModelError, InvalidRequest), "tiny", word):
         rendered(source)
     assert rendered(GOOD) == "Hi"
@@ -70,11 +70,11 @@ def test_a_template_over_a_limit_is_refused_and_the_next_one_is_rendered(source:
 @pytest.mark.parametrize(
     "text", ["", "a\nb\r\u2028\x00", "größe 日本 😀", "\ud800", "x" * 8_000_000]
 )
-def test_text_comes_back_as_it_was(text: str):
+def test_text_round_trips_unchanged(text: str):
     assert ChatTemplate(GOOD).render([{"role": "user", "content": text}]) == text
 
 
-def test_a_long_text_of_many_messages_is_rendered_up_to_the_limit_of_size(
+def test_a_long_chat_renders_up_to_the_size_limit(
     monkeypatch: pytest.MonkeyPatch,
 ):
     messages = [{"role": "user", "content": "x" * 100}] * 10_000
@@ -85,7 +85,7 @@ def test_a_long_text_of_many_messages_is_rendered_up_to_the_limit_of_size(
         ChatTemplate(GOOD).render(messages[:11])
 
 
-def test_what_cannot_be_written_as_json_is_refused():
+def test_unserializable_template_input_is_rejected():
     deep: list[Any] = []
     deep.append(deep)
     for value in ({1, 2}, b"bytes", object(), deep):
@@ -93,7 +93,7 @@ def test_what_cannot_be_written_as_json_is_refused():
             rendered(GOOD, extra=value)
 
 
-def test_threads_get_their_own_answers():
+def test_concurrent_renders_return_their_own_text():
     chat_template = ChatTemplate(GOOD)
     texts = [f"text {n} " * n for n in range(200)]
 
@@ -107,7 +107,7 @@ def test_threads_get_their_own_answers():
 # -- the process -----------------------------------------------------------------------------------
 
 
-def test_a_process_that_was_killed_is_started_again():
+def test_a_killed_template_process_is_restarted():
     assert rendered(GOOD) == "Hi"
     child = PROCESS._child
     assert child is not None
@@ -116,7 +116,7 @@ def test_a_process_that_was_killed_is_started_again():
     assert rendered(GOOD) == "Hi"
 
 
-def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_render_does_not_leak_into_the_next_one(monkeypatch: pytest.MonkeyPatch):
     chat_template, other = ChatTemplate(GOOD), ChatTemplate("other")
     exchange = sys.modules["paceline.system.processes"]._exchange
 
@@ -132,7 +132,7 @@ def test_an_answer_that_was_interrupted_is_not_the_next_ones(monkeypatch: pytest
     assert other.render(USER) == "other"
 
 
-def test_the_process_ends_with_its_parent():
+def test_the_template_process_ends_with_its_parent():
     script = (
         "from paceline.models.templates import PROCESS; import os, signal; PROCESS.start();"
         "print(PROCESS._child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
@@ -142,7 +142,7 @@ def test_the_process_ends_with_its_parent():
     until(lambda: not _alive(int(process.stdout)))
 
 
-def test_a_process_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch):
+def test_a_template_process_that_cannot_start_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with raises(ModelError):
         WorkerProcess(Path(), "is a test").start()
@@ -160,7 +160,7 @@ def _alive(pid: int) -> bool:
 # -- in the server ---------------------------------------------------------------------------------
 
 
-def test_a_server_answers_others_while_a_template_runs(
+def test_a_server_serves_other_requests_while_a_template_runs(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     slow = "{% if messages[0].content == 'slow' %}" + LOOPS + "{% endif %}" + GOOD

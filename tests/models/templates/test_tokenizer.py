@@ -1,4 +1,4 @@
-"""Tokenizers: texts and ids, tokens as bytes and names, and prompts to fill in the middle."""
+"""Tokenizers: texts and ids, bytes and names of tokens, and fill-in-the-middle prompts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
 @example(text="<|im_end|><|endoftext|><tool>")
 @example(text="e\u0301 \u1100\u1161")
 @settings(max_examples=60)
-def test_text_comes_back_as_it_was(pre: str, text: str, build: Callable[..., Tokenizer]):
+def test_text_round_trips_unchanged(pre: str, text: str, build: Callable[..., Tokenizer]):
     import unicodedata
 
     tokenizer = build(pre)
@@ -63,7 +63,7 @@ def test_text_comes_back_as_it_was(pre: str, text: str, build: Callable[..., Tok
     assert tokenizer.decode(tokenizer.encode(text)) == expected
 
 
-def test_control_tokens_are_words_in_a_prompt_and_letters_in_plain_text(
+def test_special_tokens_are_parsed_in_prompts_and_spelled_out_in_plain_text(
     build: Callable[..., Tokenizer],
 ):
     tokenizer = build("smollm")
@@ -74,7 +74,7 @@ def test_control_tokens_are_words_in_a_prompt_and_letters_in_plain_text(
     assert tokenizer.special_tokens() == {"<|endoftext|>": 0, START: 1, END: 2}
 
 
-def test_control_tokens_have_no_text_and_added_words_have(build: Callable[..., Tokenizer]):
+def test_special_tokens_decode_to_nothing_and_added_words_to_text(build: Callable[..., Tokenizer]):
     tokenizer = build("smollm")
     tool = tokenizer.token_id("<tool>")
     assert tool is not None
@@ -83,7 +83,7 @@ def test_control_tokens_have_no_text_and_added_words_have(build: Callable[..., T
     assert tokenizer.token_id("<nothing>") is None
 
 
-def test_the_beginning_token_comes_once_and_only_before_a_whole_prompt(
+def test_bos_is_added_once_and_only_to_a_whole_prompt(
     build: Callable[..., Tokenizer],
 ):
     tokenizer = build("smollm", bos_token_id=1, add_bos=True)
@@ -94,7 +94,7 @@ def test_the_beginning_token_comes_once_and_only_before_a_whole_prompt(
     assert 1 not in build("smollm", bos_token_id=1).encode("ab", special=True)
 
 
-def test_half_of_a_surrogate_pair_and_what_is_no_id_are_refused(build: Callable[..., Tokenizer]):
+def test_a_lone_surrogate_and_an_invalid_token_id_are_rejected(build: Callable[..., Tokenizer]):
     tokenizer: Any = build("smollm")
     for special in (False, True):
         with raises(InvalidRequest, "character 2"):
@@ -104,7 +104,7 @@ def test_half_of_a_surrogate_pair_and_what_is_no_id_are_refused(build: Callable[
             tokenizer.decode(ids)
 
 
-def test_a_file_that_is_no_tokenizer_or_not_there_is_one_line_that_names_it(tmp_path: Path):
+def test_a_missing_or_invalid_tokenizer_file_is_named_in_one_line(tmp_path: Path):
     path = tmp_path / "tokenizer.json"
     for content in (None, b"", b"\xff", b'{"model": {"type": "X"}}'):
         if content is not None:
@@ -128,7 +128,7 @@ GOLDEN = {
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("text", GOLDEN)
-def test_the_default_models_ids_are_those_they_always_were(text: str, real_model: Model):
+def test_the_default_models_token_ids_do_not_change(text: str, real_model: Model):
     tokenizer = real_model.files.tokenizer
     assert tokenizer.encode(text, special=True) == [int(i) for i in GOLDEN[text].split()]
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -136,7 +136,7 @@ def test_the_default_models_ids_are_those_they_always_were(text: str, real_model
 
 @pytest.fixture
 def sentences(tmp_path: Path) -> TokenBytes:
-    """A vocabulary with SentencePiece's marks and bytes."""
+    """A vocabulary with SentencePiece's space markers and bytes."""
     known = {"<unk>": 0, "\u2581the": 1, "é": 2, **{f"<0x{b:02X}>": 3 + b for b in range(256)}}
     tokenizer = Backend(models.BPE(known, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
@@ -148,7 +148,7 @@ def sentences(tmp_path: Path) -> TokenBytes:
     return TokenBytes(Tokenizer(path))
 
 
-def test_marks_are_spaces_and_bytes_are_bytes(sentences: TokenBytes):
+def test_sentencepiece_spaces_and_byte_tokens_decode_to_bytes(sentences: TokenBytes):
     assert sentences.bytes_of(1) == b" the"
     assert sentences.bytes_of(2) == "é".encode()
     assert sentences.bytes_of(3 + 0xF0) == b"\xf0"
@@ -157,7 +157,7 @@ def test_marks_are_spaces_and_bytes_are_bytes(sentences: TokenBytes):
     assert sentences.text([259, 1, 259]) == "<s> the<s>"
 
 
-def test_letters_of_a_byte_level_vocabulary_are_bytes(tiny_files: ModelFiles):
+def test_byte_level_letters_decode_to_bytes(tiny_files: ModelFiles):
     tokenizer = tiny_files.tokenizer
     words = TokenBytes(tokenizer)
     text = "né 😀\n the"
@@ -176,7 +176,7 @@ def test_letters_of_a_byte_level_vocabulary_are_bytes(tiny_files: ModelFiles):
         decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()]),
     ],
 )
-def test_text_that_follows_keeps_its_first_space(decoder: Any, tmp_path: Path):
+def test_continued_text_keeps_its_first_space(decoder: Any, tmp_path: Path):
     backend = Backend(models.BPE({"\u2581": 0, "\u2581the": 1, "e": 2}, []))
     backend.decoder = decoder
     backend.save(str(tmp_path / "tokenizer.json"))
@@ -212,10 +212,10 @@ def tokenizer(folder: Path, *names: str, bos: bool = False) -> Tokenizer:
         (DEEPSEEK, [26, 0, 1, 27, 2, 3, 28]),
         (("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), [26, 0, 1, 27, 2, 3, 28]),
         (("[PREFIX]", "[SUFFIX]"), [27, 2, 3, 26, 0, 1]),  # Codestral
-        ((*QWEN, "<|file_sep|>"), [26, 0, 1, 27, 2, 3, 28]),  # which ends what was filled in
+        ((*QWEN, "<|file_sep|>"), [26, 0, 1, 27, 2, 3, 28]),  # which ends the infill
     ],
 )
-def test_a_prompt_has_the_tokens_of_its_vocabulary_and_they_end_the_answer(
+def test_a_prompt_uses_its_vocabulary_and_its_stop_tokens(
     names: tuple[str, ...], prompt: list[int], tmp_path: Path
 ):
     assert infill_of(tokenizer(tmp_path, *names[:1])) is None, "a model that lacks one of them"

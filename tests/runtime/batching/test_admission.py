@@ -1,4 +1,4 @@
-"""Admission by used KV, preemption, and a prefix cache that is never evicted in vain."""
+"""Admission by used KV, preemption, and no useless eviction of the prefix cache."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from paceline.models import ModelFiles
 from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.model import Model
 from support.command import served
-from support.others import CHAT
+from support.other_clients import CHAT
 from support.scheduling import Submitted
 from support.server import HTTP
 from support.waiting import PATIENCE, until
@@ -31,7 +31,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def one_context(tiny_files: ModelFiles, tiny_cache: Path) -> Model:
-    """The tiny model with the cache that an engine has by default: one full context."""
+    """The tiny model with the default cache size: one full context."""
     engine = open_engine(
         "llamacpp", tiny_files.path, tiny_files.context_length, EngineSettings(contexts=1)
     )
@@ -53,7 +53,7 @@ def plain(model: Model, asked: Submitted) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "policy"), [("auto", "auto"), ("suffix+ngram:min=1", "kelly")])
-def test_preempted_requests_continue_to_the_same_tokens(model: Model, drafter: str, policy: str):
+def test_preempted_requests_end_with_the_same_tokens(model: Model, drafter: str, policy: str):
     scheduler = model.open_scheduler()
     asked = [
         Submitted(
@@ -105,7 +105,7 @@ def test_a_preempted_request_can_be_cancelled_in_the_queue(model: Model):
     assert cut.token_ids == plain(model, young)[: len(cut.token_ids)]
 
 
-def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
+def test_a_rejected_request_evicts_nothing(model: Model):
     scheduler = model.open_scheduler()
     admit, rejected = scheduler.admission.admit, []
     open_prefix, opened = scheduler.prefix_cache.open, []
@@ -142,13 +142,13 @@ def test_nothing_is_evicted_for_a_request_that_is_not_admitted(model: Model):
 # -- the draft model's cache -----------------------------------------------------------------------
 
 
-def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
+def test_a_draft_model_without_slots_stops_drafting_and_responses_complete(
     tiny_model: Model, cache: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # A call may take longer than a second on a busy machine; such a drafter counts as failed.
     monkeypatch.setitem(GuardedDrafter.__init__.__kwdefaults__, "seconds", PATIENCE)
     model = Model(tiny_model.files, tiny_model.engine)
-    model.drafting._slots = 1  # as if the target had so few: the draft model then has one context
+    model.drafting._slots = 1  # as if the target had only one: the draft model then has one context
     drafter = f"model:{tiny_gguf}"
     model.open_drafters(drafter)
     assert model.drafting.slots(drafter) == 512
@@ -180,7 +180,7 @@ def test_a_draft_model_without_slots_abstains_and_answers_are_complete(
 def test_shutdown_does_not_drop_a_request_between_queue_and_batch(
     tiny_model: Model, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """`close` is called just when the request has left the queue."""
+    """`close` runs just after the request has left the queue."""
     model = Model(tiny_model.files, tiny_model.engine)
     scheduler = model.open_scheduler()
     _open_answer = model._open_answer
@@ -209,10 +209,8 @@ def gauge(url: str, name: str) -> float:
 
 
 @pytest.mark.slow
-def test_serve_as_shipped_decodes_six_clients_without_max_tokens_at_once(
-    tiny_gguf: Path, cache: Path
-):
-    """No option but the port: the cache, the drafter and admission are the defaults."""
+def test_serve_decodes_six_clients_without_max_tokens_by_default(tiny_gguf: Path, cache: Path):
+    """All options except the port have their defaults: cache, drafter and admission."""
     with served(tiny_gguf, cache, "--port", "0") as command:
         url = command.url
         assert gauge(url, "paceline_cache_free_slots") == 4 * 512

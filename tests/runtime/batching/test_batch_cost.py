@@ -1,4 +1,4 @@
-"""What calls of several sequences cost, and whether drafts pay in them, from made-up times."""
+"""Costs of batched forward passes and the gain of drafts in them, from fake times."""
 
 import random
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ ALONE = CostTable({1: 1.0, 8: 1.0, 9: 4.1, 32: 4.1})
 
 
 def share_of_a_row(cost: SharedCosts, sequences: int) -> float:
-    """Share of a call of one row each that one more row adds: all that decisions depend on."""
+    """Return the relative cost of an additional row, which alone determines decisions."""
     return cost.row / cost(sequences, sequences)
 
 
-def test_costs_are_learnt_from_calls_of_any_rows():
+def test_costs_are_learned_from_passes_of_any_size():
     cost, drawn = SharedCosts(ALONE), random.Random(1)
     assert cost(1, 1) == pytest.approx(1.0)
     for _ in range(400):
@@ -51,10 +51,10 @@ def test_costs_are_learnt_from_calls_of_any_rows():
 
 @pytest.mark.parametrize("slow", [1.0, 4.0])
 @pytest.mark.parametrize(("shared", "row"), [(True, 0.1 / 4.1), (False, 0.1 / 32)])
-def test_prefills_and_other_programs_leave_the_share_of_a_row_as_it_is(
+def test_prefills_and_other_programs_do_not_change_the_cost_per_row(
     slow: float, shared: bool, row: float
 ):
-    """A row that seems to cost nothing is drafted, and slows down everybody's answer."""
+    """Rows that seem free would be drafted, and would slow down all responses."""
     cost, noise = SharedCosts(ALONE, shared=shared), random.Random(1)
     seconds = 0.9 + 0.1 * 32 if shared else 32 * ALONE(1)
     if shared:
@@ -65,7 +65,7 @@ def test_prefills_and_other_programs_leave_the_share_of_a_row_as_it_is(
 
 
 @pytest.mark.parametrize("seconds", [{1: 2.0}, {1: 2.0, 32: 2.0}])
-def test_learnt_costs_are_positive(seconds: dict[int, float]):
+def test_learned_costs_are_positive(seconds: dict[int, float]):
     cost = SharedCosts(CostTable(seconds))
     for rows, taken in ((30, 1e-9), (2, 9.0), (30, 1e-9)):
         assert cost.row > 0
@@ -75,7 +75,7 @@ def test_learnt_costs_are_positive(seconds: dict[int, float]):
 
 @pytest.mark.parametrize("sequences", [2, 8, 32])
 @pytest.mark.parametrize(("row", "sequence"), [(0.02, 0.2), (0.25, 0.1), (0.9, 0.0)])
-def test_drafts_in_a_batch_are_never_slower_than_plain_by_the_learnt_costs(
+def test_batched_drafts_are_never_slower_than_plain_by_the_learned_costs(
     sequences: int, row: float, sequence: float
 ):
     cost, drawn = SharedCosts(CostTable({1: 1.0, 32: 1 + 31 * 0.25})), random.Random(1)
@@ -93,8 +93,8 @@ def test_drafts_in_a_batch_are_never_slower_than_plain_by_the_learnt_costs(
 
 
 def asked(gains: list[float], price: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The calls that ask drafters, where asking brings these gains at this price, in tokens."""
-    policies = [Auto(4, CostTable({1: 1.0}), Acceptance()) for _ in range(2)]  # a token a second
+    """Return the passes that call drafters, given their gains and their price in tokens."""
+    policies = [Auto(4, CostTable({1: 1.0}), Acceptance()) for _ in range(2)]  # 1 token/s
     clock, calls = [0.0], list[int]()
     monkeypatch.setattr(batch, "perf_counter", lambda: clock[0])
 
@@ -125,7 +125,7 @@ def asked(gains: list[float], price: float, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("price", "burst"), [(0.03, 8), (0.2, 8), (0.2, 1), (1.0, 1)])
 @pytest.mark.parametrize("worth", [0.0, 0.5, 2.0, 4.0])
-def test_drafters_are_asked_if_they_pay_and_seldom_if_not(
+def test_drafters_run_if_they_save_time_and_rarely_otherwise(
     price: float, burst: int, worth: float, monkeypatch: pytest.MonkeyPatch
 ):
     """`worth` is the mean gain over the price; one call in `burst` has all of the gain."""
@@ -155,7 +155,7 @@ class Unshared(ToyEngine):
 
 
 @pytest.mark.parametrize(("row", "rows"), [(1e-4, 512), (2.5e-3, 200), (1.0, 64)])
-def test_a_prefill_call_is_short_on_a_slow_machine_so_that_a_client_may_leave(
+def test_prefill_passes_are_short_on_a_slow_machine_to_allow_cancelling(
     row: float, rows: int, tiny_files: ModelFiles
 ):
     calls: list[int] = []
@@ -177,7 +177,7 @@ def test_a_prefill_call_is_short_on_a_slow_machine_so_that_a_client_may_leave(
     assert {*calls[1:-1]} == {rows}
 
 
-def test_drafts_in_a_batch_are_as_many_as_alone_where_calls_are_not_shared(tiny_files: ModelFiles):
+def test_batching_does_not_shorten_drafts_if_passes_are_not_shared(tiny_files: ModelFiles):
     model = Model(tiny_files, Unshared(vocab_size=320, context_length=192, cache_blocks=512))
     give_costs(model, EACH)
     options: Options = {"max_tokens": 100, "drafter": "suffix", "ignore_eos": True}

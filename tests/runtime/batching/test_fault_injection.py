@@ -1,4 +1,4 @@
-"""An error at every call that the scheduler makes, one after the other.
+"""An error injected into every call of the scheduler, one at a time.
 
 Not a list of known faults: a profile function in the engine's thread counts the calls that go out
 of the scheduler's files, and raises at the entry of one of them. Whatever it was, at most one
@@ -47,11 +47,11 @@ COSTS = CostTable({1: 1e-3, 32: 2e-3})
 
 
 class Injected(Exception):
-    """What is raised."""
+    """The injected error."""
 
 
 Site = tuple[str, int, str]
-"""A call: the caller's file and line, and what is called."""
+"""A call: the caller's file and line, and the function called."""
 
 
 def is_scheduler(code: CodeType) -> bool:
@@ -72,7 +72,7 @@ class Injector:
         inside = called.co_filename == caller.f_code.co_filename and is_scheduler(called)
         # The last call of all empties the prefix cache; the sequences that it closes are counted.
         inside |= called.co_qualname == "PrefixCache.close"
-        # It catches what it calls, which is injected.
+        # It catches errors of its calls, and those are injected.
         inside |= called.co_name == "close_sequence"
         if inside or not called.co_filename.startswith(OURS) or called.co_name == "<genexpr>":
             return
@@ -87,7 +87,7 @@ class Injector:
 
 @contextmanager
 def injected(injector: Injector) -> Iterator[None]:
-    """Threads that start here call it."""
+    """Install it as the profile function of threads started in the context."""
     threading.setprofile(injector)
     try:
         yield
@@ -112,7 +112,7 @@ NO_DRAFT = check({"max_tokens": 1, "drafter": "none"})
 
 
 class TappedEngine(ToyEngine):
-    """Its hidden states have the same mean for every text."""
+    """An engine whose hidden states have the same mean for every text."""
 
     def step(self, work: Any) -> StepResult:
         name = tap_name(FINAL_NORM)
@@ -146,7 +146,7 @@ def expected(tiny_files: ModelFiles) -> list[list[float]]:
 
 
 def scenario(files: ModelFiles, injector: Injector) -> tuple[Scheduler, list[Event]]:
-    """All requests at once, in a cache that they do not fit into; how each of them ended."""
+    """Run all requests together in a cache too small for them; return how each ended."""
     model = toy_model(files)
     free = model.engine.free_slots
     scheduler = model.open_scheduler()
@@ -182,7 +182,7 @@ def scenario(files: ModelFiles, injector: Injector) -> tuple[Scheduler, list[Eve
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are admitted that do not fit together, so that one is preempted."""
+    """Admit requests that do not fit together, so that one is preempted."""
     monkeypatch.setattr(admission, "_HEADROOM", 4)
 
 
@@ -213,7 +213,7 @@ def test_the_scenario_preempts_evicts_and_shares(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("little_room")
-def test_an_error_at_any_call_ends_one_request_at_most(
+def test_an_error_in_any_call_ends_at_most_one_request(
     tiny_files: ModelFiles, expected: list[list[float]], caplog: pytest.LogCaptureFixture
 ):
     counting = Injector(None)
@@ -239,14 +239,14 @@ def test_an_error_at_any_call_ends_one_request_at_most(
         for end, right in zip(ends, [*expected, expected[2]], strict=True):
             if not isinstance(end, Exception):
                 assert answer(end) == right, f"raised at {injector.raised}"
-    assert ended > 40, "what the profile function raises, the call raises"
+    assert ended > 40, "the call raises the profile function's error"
 
 
 # -- drafters --------------------------------------------------------------------------------------
 
 
 class FaultyDrafter(Drafter):
-    """Drafts well, until a method of it raises at its n-th call."""
+    """A good drafter until its n-th method call raises."""
 
     name = "faulty"
 
@@ -286,7 +286,7 @@ class FaultyDrafter(Drafter):
         ("auto", "cost"),  # the other never asks for it
     ],
 )
-def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
+def test_a_drafter_that_raises_is_disabled_and_the_response_continues(
     tiny_files: ModelFiles,
     expected: list[list[float]],
     monkeypatch: pytest.MonkeyPatch,
@@ -302,7 +302,7 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
         return [*faulty, *made(spec, *more)]
 
     monkeypatch.setattr("paceline.drafters.create", create)
-    # Time of asking is real, and on a busy machine dear beside calls that only say what they cost.
+    # Drafting takes real time, which a busy machine makes long next to passes with fake times.
     monkeypatch.setattr(batch, "_MAX_LOSS", math.inf)
     model = toy_model(tiny_files)
     scheduler = model.open_scheduler()
@@ -315,14 +315,14 @@ def test_a_drafter_that_raises_is_silenced_and_the_answer_continues(
     assert scheduler.load.failed_drafters["faulty"] == (2 if raises else 0)
 
 
-def test_a_drafter_that_takes_too_long_is_silenced():
+def test_a_slow_drafter_is_disabled():
     from paceline.drafters import GuardedDrafter
 
     faults = []
     slow = FaultyDrafter("none", 0)
     guarded = GuardedDrafter(slow, lambda *fault: faults.append(fault), seconds=-1.0)
     first = guarded.propose([1, 2, 3], 2)
-    assert list(first.tokens) == [2, 3], "what it made is used"
+    assert list(first.tokens) == [2, 3], "its draft is used"
     assert not guarded.propose([1, 2, 3], 2).tokens
     assert [name for name, _ in faults] == ["faulty"]
     assert guarded.disabled

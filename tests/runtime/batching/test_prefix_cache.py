@@ -14,7 +14,7 @@ TEXT = list(range(40))
 
 @pytest.fixture
 def engine() -> Iterator[ToyEngine]:
-    """With blocks of eight slots; a test that leaves slots behind fails."""
+    """A toy engine with blocks of eight slots; a test that leaks slots fails."""
     toy_engine = ToyEngine(cache_blocks=16)
     free = toy_engine.free_slots
     yield toy_engine
@@ -40,7 +40,7 @@ def run(engine: ToyEngine, prefix: CachedPrefix, text: Sequence[int]) -> None:
 
 
 def answered(cache: PrefixCache, engine: ToyEngine, text: Sequence[int], salt: str = "") -> int:
-    """Compute a text and insert it; returns the tokens that were cached."""
+    """Compute a text and insert it; return its cached tokens."""
     prefix = cache.open(tokens(text), salt)
     length = prefix.sequence.length
     run(engine, prefix, text)
@@ -71,9 +71,7 @@ def test_an_entry_that_is_a_prefix_of_another_is_removed(cache: PrefixCache, eng
     assert cache.tokens == 40
 
 
-def test_a_running_prefill_is_shared_as_far_as_it_is_computed(
-    cache: PrefixCache, engine: ToyEngine
-):
+def test_a_running_prefill_is_shared_up_to_its_progress(cache: PrefixCache, engine: ToyEngine):
     reading = cache.open(tokens(TEXT))
     cache.register(tokens(TEXT), reading)
     assert cache.pending_prefix(tokens(TEXT)) == 39
@@ -94,7 +92,7 @@ def test_a_running_prefill_is_shared_as_far_as_it_is_computed(
         item.sequence.close()
 
 
-def test_entries_match_their_own_salt_only(cache: PrefixCache, engine: ToyEngine):
+def test_entries_match_only_their_own_salt(cache: PrefixCache, engine: ToyEngine):
     answered(cache, engine, TEXT, "mine")
     assert answered(cache, engine, TEXT, "yours") == 0
     assert answered(cache, engine, TEXT, "mine") == 32
@@ -136,8 +134,8 @@ def test_eviction_ends_if_slots_of_evicted_entries_are_not_freed(
     kept.close()
 
 
-def test_an_entry_too_short_to_share_is_moved(cache: PrefixCache, engine: ToyEngine):
-    """It has no whole block to share, and the prompt matches most of it."""
+def test_a_short_entry_is_moved_instead_of_shared(cache: PrefixCache, engine: ToyEngine):
+    """The entry has no whole block to share, and the prompt matches most of it."""
     answered(cache, engine, TEXT[:6])
     prefix = cache.open(tokens([*TEXT[:5], 50, 51]))
     assert prefix.sequence.length == 5
@@ -146,7 +144,7 @@ def test_an_entry_too_short_to_share_is_moved(cache: PrefixCache, engine: ToyEng
 
 
 class Memory:
-    """A head's cache that has positions alone."""
+    """A fake cache of a draft head, with only positions."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -158,7 +156,7 @@ class Memory:
         self.length = min(position, self.length)
 
 
-def test_the_memory_of_drafters_is_copied_with_the_prefix(cache: PrefixCache, engine: ToyEngine):
+def test_draft_kv_is_copied_with_the_prefix(cache: PrefixCache, engine: ToyEngine):
     prefix = cache.open(tokens(TEXT))
     known = prefix.memory.setdefault("dflash", Memory(40))
     run(engine, prefix, TEXT)

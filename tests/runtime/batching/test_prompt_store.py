@@ -1,4 +1,4 @@
-"""KV of prompts on disk: the same tokens after a restart, and faults of files and of the disk."""
+"""Prompt KV on disk: the same tokens after a restart, and errors of files and of the disk."""
 
 import errno
 import logging
@@ -38,13 +38,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tiny_files: ModelFiles, tiny_cache: Path) -> Model:
-    """With the library that runs one sequence in a call."""
+    """The tiny model in the library that runs one sequence per forward pass."""
     return loaded(tiny_files, tiny_cache, 1)
 
 
 @pytest.fixture(scope="module")
 def four(tiny_files: ModelFiles, tiny_cache: Path) -> Model:
-    """With the library whose calls four sequences share."""
+    """The tiny model in the library with four sequences per forward pass."""
     return loaded(tiny_files, tiny_cache, 4)
 
 
@@ -66,7 +66,7 @@ BOTH = pytest.mark.parametrize("model", ["alone", "four"], indirect=True)
 
 
 def ask(server: Running, prompt: str = PROMPT, **more: object) -> tuple[str, int]:
-    """The answer, and how many tokens of the prompt were not computed."""
+    """Return the response, and the number of cached prompt tokens."""
     body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, **more}
     response = server.post("/v1/completions", body).json()
     usage = response["usage"]["prompt_tokens_details"]
@@ -78,7 +78,7 @@ def files(cache: Path) -> list[Path]:
 
 
 @BOTH
-def test_a_prompt_is_read_once_and_gives_the_same_tokens_after_a_restart(
+def test_a_stored_prompt_gives_the_same_tokens_after_a_restart(
     cache: Path, model: Model, tiny_files: ModelFiles
 ):
     with running(model) as server:
@@ -109,14 +109,14 @@ with running(model, SETTINGS) as server:
     assert all(cached > 250 for _, cached in told)
 
 
-def test_salted_requests_and_those_without_a_cache_are_not_kept(cache: Path, model: Model):
+def test_salted_and_uncached_requests_are_not_stored(cache: Path, model: Model):
     with running(model, SETTINGS) as server:
         ask(server, cache_salt="a")
         ask(server, cache_prompt=False)
     assert files(cache) == []
 
 
-def test_a_salted_request_does_not_use_what_is_kept(cache: Path, model: Model):
+def test_a_salted_request_does_not_use_stored_prompts(cache: Path, model: Model):
     with running(model, SETTINGS) as server:
         ask(server)
     with running(model.without_history(), SETTINGS) as server:
@@ -128,7 +128,7 @@ Kept = tuple[PromptStore, Model]
 
 @pytest.fixture
 def kept(cache: Path, model: Model) -> Kept:
-    """The file of a prompt of 300 tokens, and a store that begins after it was written."""
+    """The file of a 300-token prompt, and a store opened after it was written."""
     store = PromptStore(cache, model.engine, "model", LIMIT)
     keep(store, model, TOKENS)
     store.close()
@@ -159,7 +159,7 @@ def restored(store: PromptStore, model: Model, tokens: np.ndarray) -> int:
 
 
 @BOTH
-def test_rows_after_a_state_from_disk_are_those_after_a_prefill_bit_for_bit(kept: Kept):
+def test_rows_after_a_stored_state_are_bit_identical_to_a_prefill(kept: Kept):
     store, model = kept
     for length in (300, 211):
         tokens = np.append(TOKENS[:length], [9, 8, 7])
@@ -175,7 +175,7 @@ def test_rows_after_a_state_from_disk_are_those_after_a_prefill_bit_for_bit(kept
 
 
 @BOTH
-def test_as_much_as_the_prompt_shares_is_read_and_the_last_token_never(kept: Kept):
+def test_only_the_shared_part_is_read_and_never_the_last_token(kept: Kept):
     store, model = kept
     other = TOKENS.copy()
     other[200] += 1
@@ -215,7 +215,7 @@ def damaged(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     ],
     ids=["half-written", "flipped", "empty", "foreign", "unreadable"],
 )
-def test_a_file_that_cannot_be_used_is_ignored_with_a_line_and_removed(
+def test_an_unusable_prompt_file_is_ignored_with_a_warning_and_deleted(
     damage: Callable[[Path], object], cache: Path, kept: Kept, caplog: pytest.LogCaptureFixture
 ):
     (path,) = files(cache)
@@ -226,13 +226,13 @@ def test_a_file_that_cannot_be_used_is_ignored_with_a_line_and_removed(
     assert not path.exists()
 
 
-def test_another_model_or_library_has_files_of_its_own(cache: Path, kept: Kept, four: Model):
+def test_each_model_and_library_has_separate_prompt_files(cache: Path, kept: Kept, four: Model):
     _, model = kept
     assert restored(PromptStore(cache, model.engine, "other", LIMIT), model, TOKENS) == 0
     assert restored(PromptStore(cache, four.engine, "model", LIMIT), four, TOKENS) == 0
 
 
-def test_a_cache_without_room_takes_nothing(kept: Kept):
+def test_a_full_cache_stores_nothing(kept: Kept):
     store, model = kept
     others = [prefilled(model, np.arange(300)) for _ in range(6)]
     assert restored(store, model, TOKENS) == 0
@@ -240,7 +240,7 @@ def test_a_cache_without_room_takes_nothing(kept: Kept):
         other.close()
 
 
-def test_the_least_recently_used_files_go_first(cache: Path, model: Model):
+def test_the_least_recently_used_files_are_deleted_first(cache: Path, model: Model):
     for number in range(3):
         store = PromptStore(cache, model.engine, "model", LIMIT)
         keep(store, model, np.arange(number, number + 140))
@@ -255,7 +255,7 @@ def test_the_least_recently_used_files_go_first(cache: Path, model: Model):
     assert restored(small, model, np.arange(140)) == 139
 
 
-def test_a_chat_that_grows_is_written_again_when_it_has_grown_by_a_third(cache: Path, model: Model):
+def test_a_growing_chat_is_stored_again_after_growing_by_a_third(cache: Path, model: Model):
     for length, count in ((200, 1), (240, 1), (300, 2)):
         store = PromptStore(cache, model.engine, "model", LIMIT)
         keep(store, model, TOKENS[:length])
@@ -264,7 +264,7 @@ def test_a_chat_that_grows_is_written_again_when_it_has_grown_by_a_third(cache: 
 
 
 @pytest.mark.parametrize("call", ["mkdir", "glob", "write_bytes", "replace", "stat", "unlink"])
-def test_a_disk_that_fails_changes_no_answer_and_is_one_line(
+def test_a_failing_disk_changes_no_response_and_is_a_one_line_warning(
     call: str,
     cache: Path,
     model: Model,
@@ -294,7 +294,7 @@ def test_a_disk_that_fails_changes_no_answer_and_is_one_line(
         assert ask(server)[0] == plain, "it works again"
 
 
-def test_prompts_of_recurrent_layers_are_not_kept_with_a_line(
+def test_prompts_of_recurrent_models_are_not_stored_with_a_warning(
     cache: Path, caplog: pytest.LogCaptureFixture
 ):
     path = write_gguf_of("lfm2", cache.parent / "lfm2.gguf")

@@ -1,4 +1,4 @@
-"""Concurrent requests: every answer is the one that its request gets alone; no slot is lost."""
+"""Concurrent requests get the responses of each request alone, and leak no slot."""
 
 import random
 import time
@@ -51,7 +51,7 @@ def alone(model: Model, prompt: str, options: dict[str, Any]) -> list[int]:
     return model.generate(prompt, raw=True, **{**options, "drafter": "none"}).token_ids
 
 
-def test_answers_are_those_that_each_request_gets_alone(model: Model, scheduler: Scheduler):
+def test_batched_responses_match_each_request_alone(model: Model, scheduler: Scheduler):
     picked, free = random.Random(0), model.engine.free_slots
     asked = []
     for number in range(60):
@@ -114,8 +114,8 @@ def test_prompt_logprobs_disable_the_prefix_cache(model: Model):
         assert len(result.logprobs) == 2
 
 
-def test_a_prompt_that_is_cached_to_its_last_token(model: Model, scheduler: Scheduler):
-    """Its last token is computed all the same, also at the end of a KV block."""
+def test_a_fully_cached_prompt_recomputes_its_last_token(model: Model, scheduler: Scheduler):
+    """The last token is recomputed, even at the end of a KV block."""
     size = model.engine.block_size
     tokens = model.tokens("this is the one and only " * 30, raw=True)
     for length in (3, size - 1, size, size + 1, 2 * size):
@@ -126,7 +126,7 @@ def test_a_prompt_that_is_cached_to_its_last_token(model: Model, scheduler: Sche
             assert asked.result().token_ids == expected
 
 
-def test_the_prefix_cache_is_evicted_for_requests(model: Model):
+def test_the_prefix_cache_is_evicted_to_admit_requests(model: Model):
     total = model.engine.free_slots
     with closing(model.open_scheduler()) as scheduler:
         scheduler.start()
@@ -138,7 +138,7 @@ def test_the_prefix_cache_is_evicted_for_requests(model: Model):
     assert model.engine.free_slots == total
 
 
-def test_the_engine_rests_once_after_each_time_with_requests(
+def test_the_engine_idles_once_after_each_busy_period(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     rests: list[int] = []
@@ -158,7 +158,7 @@ def test_the_engine_rests_once_after_each_time_with_requests(
 
 
 class Stuck:
-    """A constraint that fails in the middle of an answer, in one of its methods."""
+    """A constraint with a method that fails in the middle of a response."""
 
     def __init__(self, where: str) -> None:
         self.where, self.tokens = where, 0
@@ -184,7 +184,7 @@ class Stuck:
 
 
 @pytest.mark.parametrize("where", ["masked", "push", "forced"])
-def test_a_constraint_that_fails_ends_its_answer_alone(
+def test_a_failing_constraint_ends_only_its_own_response(
     model: Model, scheduler: Scheduler, where: str
 ):
     stuck = Submitted(model, "the one", max_tokens=12, constraint=Stuck(where), ignore_eos=True)
@@ -199,7 +199,7 @@ def test_a_constraint_that_fails_ends_its_answer_alone(
     ("prompt", "options", "value"),
     [("this is the one " * 400, {}, "512"), ("a", {"drafter": "dflash:x"}, "drafter x not found")],
 )
-def test_a_request_that_can_never_be_served_is_rejected_at_once(
+def test_a_request_that_can_never_be_served_is_rejected_immediately(
     model: Model, scheduler: Scheduler, prompt: str, options: dict[str, Any], value: str
 ):
     with raises(Exception, value):
@@ -208,7 +208,7 @@ def test_a_request_that_can_never_be_served_is_rejected_at_once(
 
 
 @pytest.mark.usefixtures("scheduler")
-def test_a_request_that_cannot_begin_fails_alone(model: Model):
+def test_a_request_that_cannot_start_fails_alone(model: Model):
     # The tiny model has no table, which shows when its drafters are made.
     with pytest.raises(InvalidRequest):
         Submitted(model, "a", drafter="table", max_tokens=3).result()
@@ -243,7 +243,7 @@ def test_a_long_prefill_does_not_delay_decoding_requests(
     assert 0 < max(lengths) <= 512
 
 
-def test_random_cancellations_lose_no_slot(model: Model):
+def test_random_cancellations_leak_no_slot(model: Model):
     picked, free, asked = random.Random(1), model.engine.free_slots, list[Submitted]()
     scheduler = model.open_scheduler()
     scheduler.start()

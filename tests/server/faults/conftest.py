@@ -3,18 +3,18 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.runtime.model import Model
-from support.others import Others, slowed
+from support.other_clients import OtherClients, slowed
 from support.server import Running, running
 
 
 @pytest.fixture(scope="module")
-def others(module_model: Model) -> Others:
-    return Others(module_model)
+def others(module_model: Model) -> OtherClients:
+    return OtherClients(module_model)
 
 
 @pytest.fixture(scope="module")
 def one_server(
-    request: pytest.FixtureRequest, module_model: Model, others: Others
+    request: pytest.FixtureRequest, module_model: Model, others: OtherClients
 ) -> Iterator[Running]:
     """A server with the SETTINGS of the file of tests, whose engine is slow."""
     settings = request.module.SETTINGS
@@ -23,7 +23,7 @@ def one_server(
 
 
 @pytest.fixture
-def server(one_server: Running, others: Others) -> Iterator[Running]:
-    """`one_server`, while other clients send requests whose answers must stay the same."""
+def server(one_server: Running, others: OtherClients) -> Iterator[Running]:
+    """`one_server`, while other clients send requests whose responses must not change."""
     with others.unharmed(one_server):
         yield one_server

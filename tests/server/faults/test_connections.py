@@ -1,4 +1,4 @@
-"""Connections that take descriptors and do nothing, and a native library that crashes."""
+"""Idle connections that take file descriptors, and a native library that crashes."""
 
 import errno
 import signal
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = Settings(reading_seconds=0.5)
 SOON = Settings().header_seconds / 2
-"""Seconds for what waits for nothing: an idle connection is closed after twice as many."""
+"""Seconds for operations without waiting; an idle connection is closed after twice that."""
 BODY = {"prompt": "the rain in the rain", "max_tokens": 8, "temperature": 0}
 
 
@@ -37,7 +37,7 @@ def completion(**more: object) -> bytes:
 
 @contextmanager
 def idle_connections(url: str, count: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Connections that send `sent` and then nothing; the oldest first."""
+    """Open connections that send only `sent`; the oldest first."""
     host, port = url.removeprefix("http://").split(":")
     with ExitStack() as stack:
         opened = []
@@ -50,7 +50,7 @@ def idle_connections(url: str, count: int, sent: bytes = b"") -> Iterator[list[s
 
 
 def stays_well(command: Command, seconds: float) -> None:
-    """For some time, /health comes soon and an answer at all, on new connections."""
+    """Check for a while that new connections get /health quickly and a completion eventually."""
     texts, url, headers = set[str](), command.url, {"connection": "close"}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -63,9 +63,7 @@ def stays_well(command: Command, seconds: float) -> None:
     assert len(texts) == 1
 
 
-def test_idle_connections_beyond_the_descriptors_leave_room_for_others_and_for_the_end(
-    tiny_gguf: Path, cache: Path
-):
+def test_idle_connections_beyond_the_descriptor_limit_make_room(tiny_gguf: Path, cache: Path):
     arguments = ("--port", "0", "--shutdown-timeout", "1")
     with served(tiny_gguf, cache, *arguments, open_files=64) as command:
         for sent in (b"", b"POST / HTTP/1.1\r\n", completion()[:-5]):
@@ -84,20 +82,20 @@ def test_idle_connections_beyond_the_descriptors_leave_room_for_others_and_for_t
     assert "Traceback" not in command.said
 
 
-def test_a_reply_does_not_wait_for_the_clients_acknowledgement_of_its_head(server: Running):
+def test_a_response_does_not_wait_for_the_ack_of_its_headers(server: Running):
     """A client delays it by 40 ms on a connection that it has used for a while."""
     listening = server.server._socket
     assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_connections_are_as_many_as_there_are_descriptors_for(monkeypatch: pytest.MonkeyPatch):
+def test_connections_are_limited_by_the_file_descriptors(monkeypatch: pytest.MonkeyPatch):
     settings = Settings(max_connections=200)
     for free, one, two in ((None, 200, 200), (1000, 200, 200), (224, 200, 100), (30, 8, 8)):
         monkeypatch.setattr(connections, "free_descriptors", lambda free=free: free)
         assert (connection_limit(settings), connection_limit(settings, 2)) == (one, two)
 
 
-def test_an_accept_without_a_descriptor_is_one_line_and_a_new_attempt(
+def test_running_out_of_descriptors_logs_one_line_and_retries(
     own_server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     original, failed = BaseSelectorEventLoop.sock_accept, []
@@ -116,7 +114,7 @@ def test_an_accept_without_a_descriptor_is_one_line_and_a_new_attempt(
     assert caplog.text.count("Too many open files") == 1
 
 
-def test_the_connection_that_was_first_without_a_request_makes_room(model: Model):
+def test_the_oldest_idle_connection_is_closed_to_make_room(model: Model):
     health = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with (
         running(model, Settings(max_connections=3)) as server,
@@ -133,7 +131,7 @@ def test_the_connection_that_was_first_without_a_request_makes_room(model: Model
             assert b"HTTP/1.1 200 OK" in clients[1].recv(2**16) + clients[1].recv(2**16)
 
 
-def test_a_connection_beyond_busy_ones_gets_one_clear_error(tmp_path: Path, cache: Path):
+def test_a_connection_beyond_the_limit_gets_a_clear_error(tmp_path: Path, cache: Path):
     endless = write_tiny(tmp_path / "endless.gguf", sizes={**SIZES, "context": 200_000})
     request = completion(stream=True, ignore_eos=True, max_tokens=-1)
     arguments = ("--port", "0", "--connections", "4", "--shutdown-timeout", "0")
@@ -152,7 +150,7 @@ def test_a_connection_beyond_busy_ones_gets_one_clear_error(tmp_path: Path, cach
         until(lambda: "connections are open" in command.said)  # it is written by another thread
 
 
-def test_the_connection_of_a_client_that_does_not_read_the_end_of_its_answer_is_closed(
+def test_a_client_that_does_not_read_the_end_of_a_response_is_disconnected(
     server: Running,
 ):
     path = max(Path(page.__file__).parent.iterdir(), key=lambda item: item.stat().st_size)
@@ -197,7 +195,7 @@ CALLS = {
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.parametrize("cause", CALLS)
-def test_a_crash_of_a_library_ends_the_server_with_one_line_and_a_code(
+def test_a_library_crash_ends_the_server_with_one_line_and_an_exit_code(
     tmp_path: Path, tiny_gguf: Path, cause: str
 ):
     options = ["--model", str(tiny_gguf)]

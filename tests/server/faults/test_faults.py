@@ -1,5 +1,5 @@
-"""Faults of a server under load: clients that disconnect, do not read, or send what is too large,
-too long or invalid; a full cache, and an engine that fails.
+"""Faults of a server under load: clients that disconnect, do not read, or send too large, too
+long or invalid requests; a full cache, and an engine that fails.
 
 Meanwhile two other clients send requests: each of their answers is the one that it gets alone.
 Afterwards the server is idle, and every KV slot is free or in the prefix cache.
@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from paceline.server.settings import Settings
-from support.others import ASKED, CHAT, LONG, TEXT, fault
+from support.other_clients import ASKED, CHAT, LONG, TEXT, fault
 from support.server import Running, head, request
 from support.waiting import PATIENCE, until
 
@@ -29,13 +29,13 @@ SETTINGS = Settings(max_running=8, max_waiting=320, body_seconds=1.5, reading_se
 
 
 def clients_gone(server: Running) -> float:
-    """How many clients are known to have left before their answer's end."""
+    """Return the number of clients known to have left before their response ended."""
     lines = server.get("/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if 'reason="client_gone"' in line)
 
 
 def connected(server: Running, *, small: bool = False) -> socket.socket:
-    """A connection; `small`: with room for little that is not read."""
+    """Open a connection; `small`: with a small receive buffer."""
     client = socket.socket()
     if small:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -45,7 +45,7 @@ def connected(server: Running, *, small: bool = False) -> socket.socket:
 
 
 def reset(connection: socket.socket) -> None:
-    """Hang up as a machine does that goes down: what is on its way is lost."""
+    """Hang up like a machine that goes down: data in transit is lost."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
@@ -53,7 +53,7 @@ def reset(connection: socket.socket) -> None:
 # -- clients ---------------------------------------------------------------------------------------
 
 
-def test_clients_that_disconnect_at_any_moment(server: Running):
+def test_clients_may_disconnect_at_any_moment(server: Running):
     drawn, before = random.Random(4), clients_gone(server)
     states = Counter[str]()
 
@@ -74,7 +74,7 @@ def test_clients_that_disconnect_at_any_moment(server: Running):
     numbers = drawn.sample(range(1000), 90)
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(client, numbers))
-    until(lambda: server.scheduler.load.waiting == 0)  # the others go on asking
+    until(lambda: server.scheduler.load.waiting == 0)  # the other clients continue
     assert clients_gone(server) - before > 30
     assert states["read some"] > 3
 
@@ -100,7 +100,7 @@ def test_clients_that_do_not_read_are_disconnected(
             assert b"[DONE]" not in read
 
 
-def test_a_client_that_reads_slowly_gets_all_of_it(server: Running):
+def test_a_slow_reader_gets_the_whole_response(server: Running):
     body = {**LONG, "n": 8, "max_tokens": 60, "logprobs": 20, "stream": True}
     with connected(server) as connection:
         connection.sendall(request(body, "Connection: close"))
@@ -116,8 +116,8 @@ def test_a_client_that_reads_slowly_gets_all_of_it(server: Running):
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses", "/tokenize"])
-def test_a_body_of_the_maximum_size(server: Running, path: str):
-    """A text that is certainly too long is not tokenized."""
+def test_a_body_of_the_maximum_size_is_accepted(server: Running, path: str):
+    """A text that is certainly too long is not even tokenized."""
     words = 1_500_000
     long = "word " * words
     bodies: dict[str, Any] = {
@@ -131,7 +131,7 @@ def test_a_body_of_the_maximum_size(server: Running, path: str):
 
 
 @pytest.mark.parametrize("kind", ["ids", "tokens", "prediction", "spaces", "messages", "stop"])
-def test_other_large_bodies(server: Running, kind: str):
+def test_large_fields_are_accepted_or_rejected_with_400(server: Running, kind: str):
     bodies: dict[str, dict[str, Any]] = {
         "ids": {"prompt": [5] * 2_000_000},
         "tokens": {"tokens": [5] * 500_000},
@@ -163,7 +163,7 @@ def test_other_large_bodies(server: Running, kind: str):
     ],
     ids=["tls", "header", "host", "length", "minus", "short", "chunk", "version", "expect"],
 )
-def test_requests_that_are_not_valid_http(server: Running, sent: bytes, status: bytes):
+def test_invalid_http_requests_are_rejected(server: Running, sent: bytes, status: bytes):
     with connected(server) as connection:
         connection.sendall(sent)
         assert connection.recv(4096).split()[1].startswith(status)
@@ -173,7 +173,7 @@ def test_requests_that_are_not_valid_http(server: Running, sent: bytes, status: 
 
 
 def error_of(response: httpx.Response, *, stream: bool, status: int) -> dict[str, Any]:
-    """The error of a response, or the one that ends its stream."""
+    """Return the error of a response, or the one that ends its stream."""
     if not stream or response.status_code != 200:
         return fault(response, status)
     assert response.text.endswith("data: [DONE]\n\n")
@@ -182,8 +182,8 @@ def error_of(response: httpx.Response, *, stream: bool, status: int) -> dict[str
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_cache_that_admission_did_not_expect(own_server: Running, stream: bool):
-    """Sequences outside of the scheduler hold slots, and its own cache has none to give up."""
+def test_an_unexpectedly_full_cache_returns_503(own_server: Running, stream: bool):
+    """Sequences outside the scheduler hold slots, and its prefix cache has none to release."""
     engine = own_server.model.engine
     size = engine.block_size
     with ExitStack() as stack:
@@ -200,7 +200,7 @@ def test_a_full_cache_that_admission_did_not_expect(own_server: Running, stream:
 
 @pytest.mark.parametrize(("error", "after"), [(RuntimeError("secret"), 1), (MemoryError(), 9)])
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_error_for_one_request(
+def test_an_engine_error_fails_only_one_request(
     server: Running,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -208,7 +208,7 @@ def test_an_engine_error_for_one_request(
     after: int,
     stream: bool,
 ):
-    """Its calls with one prompt fail, from number `after` on."""
+    """Passes with one prompt fail, starting with number `after`."""
     engine, marked, calls = server.model.engine, set[int](), 0
     step, prompt = engine.step, [70, 71, 72, 73, 74, 75, 76] * 2
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from support.browser import chromium
-from support.others import slowed
+from support.other_clients import slowed
 from support.server import Running, running
 from support.waiting import PATIENCE
 
@@ -19,8 +19,7 @@ EXPECTED = re.compile(
     "Failed to load resource: (.* status of 40[014] |"
     "net::ERR_(CONNECTION_REFUSED|CONNECTION_RESET|INCOMPLETE))"
 )
-"""What Stop does, and what the browser says of a request that was refused, or of a server that is
-gone."""
+"""Messages of the browser after Stop, and for a rejected request or an unreachable server."""
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,9 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def page(browser: "Browser") -> Iterator["Page"]:
-    """A page that is not loaded yet, in a browser without chats.
+    """A blank page in a browser without chats.
 
-    A test in which it complains, or loads anything from another host, fails.
+    A test fails if the page logs an error or loads anything from another host.
     """
     context = browser.new_context(viewport={"width": 1200, "height": 820})
     context.set_default_timeout(1000 * PATIENCE)
@@ -65,7 +64,7 @@ def page(browser: "Browser") -> Iterator["Page"]:
 
 @pytest.fixture
 def slow(module_model: Model) -> Iterator[Running]:
-    """A server whose calls take 20 ms each."""
+    """A server with forward passes of 20 ms."""
     with slowed(module_model, 0.02), running(module_model) as server:
         yield server
         server.rest()

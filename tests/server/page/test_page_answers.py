@@ -1,4 +1,4 @@
-"""An answer on the page: requested, shown, stopped, continued, and asked for again."""
+"""A response on the page: requested, shown, stopped, continued, and regenerated."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from paceline.runtime.model import Model
 from paceline.server.api import endpoint
 from paceline.server.settings import Settings
 from support.browser import REPEATED, alert, ask, ended, note, opened, send, until, words
-from support.others import slowed
+from support.other_clients import slowed
 from support.scripted import always, called, engine_of, scripted_model, when
 from support.server import Running, running
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def requested(page: "Page", text: str, tokens: str = "3") -> dict[str, object]:
-    """The body of the request for an answer."""
+    """Return the body of the request for a response."""
     answers = page.locator(".model .note").count()
     with page.expect_request("**/chat/completions") as request:
         ask(page, text, tokens=tokens, temperature=None)
@@ -30,7 +30,7 @@ def requested(page: "Page", text: str, tokens: str = "3") -> dict[str, object]:
     return body
 
 
-def test_an_answer_is_the_one_that_generate_gives_and_is_tinted(page: "Page", server: Running):
+def test_a_page_response_matches_generate_and_is_tinted(page: "Page", server: Running):
     opened(page, server.url)
     until(page, "name => document.title.startsWith(name)", server.server.service.name)
     page.get_by_label("Show drafted tokens").check()
@@ -61,7 +61,7 @@ def test_an_answer_is_the_one_that_generate_gives_and_is_tinted(page: "Page", se
     until(page, f"before => JSON.stringify({spans}) === JSON.stringify(before)", before)
 
 
-def test_a_long_prompt_shows_how_far_it_is_read(
+def test_prefill_progress_of_a_long_prompt_is_shown(
     page: "Page", slow: Running, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(endpoint, "_PROGRESS_SECONDS", 0.05)
@@ -77,7 +77,7 @@ def test_a_long_prompt_shows_how_far_it_is_read(
     assert "Reading" not in note(page)
 
 
-def test_one_of_several_models_is_chosen_and_named(page: "Page", server: Running):
+def test_a_model_is_selected_from_several_and_sent(page: "Page", server: Running):
     own = {"id": server.server.service.name, "status": {"value": "loaded"}}
     data = [{"id": "another", "status": {"value": "unloaded"}}, own]
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": data}))
@@ -94,7 +94,7 @@ def test_one_of_several_models_is_chosen_and_named(page: "Page", server: Running
     alert(page, "another")
 
 
-def test_calls_of_functions_are_shown_and_answered(page: "Page", tmp_path: Path):
+def test_function_calls_are_shown_and_answered(page: "Page", tmp_path: Path):
     model = scripted_model(tmp_path, tmp_path, context_length=4096)
     arguments = {"city": "<b>Oslo</b>"}
     rules = [
@@ -126,17 +126,15 @@ def test_calls_of_functions_are_shown_and_answered(page: "Page", tmp_path: Path)
 LABELS = ("Temperature", "Top k", "Max tokens")
 
 
-def test_the_link_to_the_api_leads_to_it(page: "Page", module_model: Model):
+def test_the_api_link_works(page: "Page", module_model: Model):
     with running(module_model, root_path="/m/x", api_keys=("secret",)) as locked:
-        page.goto(f"{locked.url}/m/x/")  # which asks for the key: the panel is open
+        page.goto(f"{locked.url}/m/x/")  # the panel is open, as the page needs the key
         page.get_by_role("link", name="API reference").click()
         until(page, "document.body.innerText.includes('/v1/chat/completions')")
         assert page.url == f"{locked.url}/m/x/openapi.json"
 
 
-def test_settings_are_sent_if_they_are_filled_in_and_stay_in_the_browser(
-    page: "Page", server: Running
-):
+def test_settings_are_sent_if_filled_in_and_stay_in_the_browser(page: "Page", server: Running):
     opened(page, server.url)
     body = requested(page, "a", tokens="")
     assert body["max_tokens"] == 256  # the server's: half of the context
@@ -158,7 +156,7 @@ def test_settings_are_sent_if_they_are_filled_in_and_stay_in_the_browser(
     assert page.get_by_label("System prompt").input_value() == "Be brief."
 
 
-def test_plain_decoding_is_measured_and_gives_the_same_text(page: "Page", server: Running):
+def test_plain_decoding_is_measured_with_the_same_text(page: "Page", server: Running):
     opened(page, server.url)
     page.get_by_label("Repeat with plain decoding").check()
     before = server.scheduler.load.submitted
@@ -172,7 +170,7 @@ def test_plain_decoding_is_measured_and_gives_the_same_text(page: "Page", server
     assert page.locator("#session").inner_text().startswith("One answer generated both ways:")
 
 
-def test_answers_are_asked_for_again_and_messages_edited_and_deleted(
+def test_responses_are_regenerated_and_messages_edited_and_deleted(
     page: "Page", scripted_server: Running
 ):
     engine = engine_of(scripted_server)
@@ -199,7 +197,7 @@ def test_answers_are_asked_for_again_and_messages_edited_and_deleted(
     scripted_server.rest()
 
 
-def test_the_keyboard_is_enough(page: "Page", scripted_server: Running):
+def test_the_page_works_with_the_keyboard_alone(page: "Page", scripted_server: Running):
     engine_of(scripted_server).rules = [always("word " * 200)]  # no code, which Tab would reach
     opened(page, scripted_server.url, settings=False)
     assert page.evaluate("document.activeElement.id") == "message"
@@ -255,7 +253,7 @@ def test_an_error_is_shown_and_the_message_is_kept(page: "Page", server: Running
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1200, "dark"), (2560, "light")])
-def test_axe_finds_nothing_and_send_stays_on_the_screen(
+def test_the_page_is_accessible_and_send_stays_on_screen(
     page: "Page", scripted_server: Running, width: int, scheme: str
 ):
     axe = pytest.importorskip(

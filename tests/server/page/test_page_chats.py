@@ -1,4 +1,4 @@
-"""Chats in the browser: stored, found, exported and deleted; and files that go with a message."""
+"""Chats in the browser: stored, searched, exported and deleted; and attached files."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def titles(page: "Page", expected: list[str]) -> None:
     )
 
 
-def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
+def test_chats_are_restored_searched_and_deleted(talking: "Page"):
     talking.get_by_role("button", name="New chat").click()
     send(talking, "Name a hill.")
     ended(talking)
@@ -61,7 +61,7 @@ def test_chats_are_found_again_searched_and_deleted(talking: "Page"):
     titles(talking, [])
 
 
-def test_a_chat_has_an_address(talking: "Page"):
+def test_a_chat_has_a_url(talking: "Page"):
     address = talking.url
     assert "#chat/" in address
     talking.reload()
@@ -79,7 +79,7 @@ def test_a_chat_has_an_address(talking: "Page"):
     assert talking.locator("article").count() == 0
 
 
-def test_all_chats_are_deleted_after_their_number_is_confirmed(
+def test_all_chats_are_deleted_after_confirming_their_number(
     page: "Page", scripted_server: Running
 ):
     asked: list[str] = []
@@ -106,9 +106,7 @@ TABLE = "\n".join(["Two rivers:", "", *ROWS, "", "So it is."])
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_table_stays_one_under_the_tints_of_its_tokens(
-    first: bool, page: "Page", scripted_server: Running
-):
+def test_a_tinted_table_stays_a_table(first: bool, page: "Page", scripted_server: Running):
     engine_of(scripted_server).rules = [always(TABLE)]
     opened(page, scripted_server.url)
     if first:
@@ -130,9 +128,7 @@ def test_a_table_stays_one_under_the_tints_of_its_tokens(
     scripted_server.rest()
 
 
-def test_an_answer_in_progress_stays_in_its_chat_when_another_is_opened(
-    page: "Page", slow: Running
-):
+def test_a_response_in_progress_stays_in_its_chat(page: "Page", slow: Running):
     opened(page, slow.url)
     page.get_by_label("Max tokens").fill("300")
     page.get_by_label("Temperature").fill("0")
@@ -149,7 +145,7 @@ def test_an_answer_in_progress_stays_in_its_chat_when_another_is_opened(
     assert page.get_by_role("button", name="Continue").is_visible()
 
 
-def test_a_chat_is_renamed_and_an_edited_question_leaves_it_with_its_later_answers(
+def test_a_chat_is_renamed_and_editing_a_question_branches_it(
     talking: "Page",
 ):
     talking.get_by_role("button", name="Rename Name a river.").focus()
@@ -199,7 +195,7 @@ def test_chats_are_exported_and_imported_once(talking: "Page", tmp_path: Path):
     assert talking.locator(".user .words").all_text_contents() == ["Name a river.", "And a lake."]
 
 
-def test_a_damaged_or_foreign_file_is_not_imported(talking: "Page"):
+def test_a_corrupt_or_foreign_file_is_not_imported(talking: "Page"):
     chat = '{"title": "a", "changed": "2026-01-01", "messages": [{"role": "user", "content": %s}]}'
     texts = {
         "cut": '[{"title": "cut off", "mess',
@@ -215,7 +211,7 @@ def test_a_damaged_or_foreign_file_is_not_imported(talking: "Page"):
     assert talking.locator("article").count() == 2
 
 
-def test_a_full_storage_loses_no_message(talking: "Page"):
+def test_full_browser_storage_loses_no_message(talking: "Page"):
     talking.evaluate(
         """() => { IDBObjectStore.prototype.put = () => {
             throw new DOMException("full", "QuotaExceededError");
@@ -227,7 +223,7 @@ def test_a_full_storage_loses_no_message(talking: "Page"):
     assert talking.locator(".user .words").all_text_contents() == ["Name a river.", "And another."]
 
 
-def test_a_text_file_goes_with_a_message_and_another_is_refused(
+def test_a_text_file_is_attached_and_other_files_are_rejected(
     talking: "Page", scripted_server: Running
 ):
     picker = talking.locator("#picker")

@@ -1,4 +1,4 @@
-"""Answers that end early: cut, continued, and servers that go away or change their model."""
+"""Responses that end early and continue, and servers that disappear or change their model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
-def test_a_cut_answer_says_so_and_continues_from_its_tokens(page: "Page", server: Running):
+def test_a_truncated_response_is_marked_and_continues_from_its_tokens(
+    page: "Page", server: Running
+):
     opened(page, server.url)
     ask(page, tokens=20)
     ended(page)
@@ -43,13 +45,15 @@ def thoughts(page: "Page") -> str:
 def thinking(
     tiny_model: Model, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """A server whose model never ends its thoughts."""
+    """A server whose model never ends its reasoning."""
     path = write_thinking(tmp_path_factory.mktemp("open") / "open.gguf", TEMPLATES["deepseek-r1"])
     with running(Model(resolve(str(path), tiny_cache), tiny_model.engine)) as server:
         yield server
 
 
-def test_an_answer_cut_in_its_thoughts_continues_as_if_it_were_not(page: "Page", thinking: Running):
+def test_a_response_truncated_in_its_reasoning_continues_seamlessly(
+    page: "Page", thinking: Running
+):
     opened(page, thinking.url)
     page.get_by_label("Seed").fill("7")
     ask(page, tokens=15, temperature="0.8")
@@ -72,9 +76,7 @@ def test_an_answer_cut_in_its_thoughts_continues_as_if_it_were_not(page: "Page",
     assert page.get_by_role("button", name="Continue").is_visible()
 
 
-def test_a_message_to_a_server_that_is_gone_is_kept_and_sent_again(
-    page: "Page", module_model: Model
-):
+def test_a_message_to_an_unreachable_server_is_kept_and_resent(page: "Page", module_model: Model):
     with running(module_model) as server:
         opened(page, server.url)
         ask(page, "first", tokens=5)
@@ -105,7 +107,7 @@ def test_a_message_to_a_server_that_is_gone_is_kept_and_sent_again(
     assert page.locator(".model h3").all_text_contents() == [name, name, "another"]
 
 
-def test_an_answer_whose_connection_is_closed_stays_and_continues(page: "Page", server: Running):
+def test_a_response_with_a_lost_connection_stays_and_continues(page: "Page", server: Running):
     opened(page, server.url)
     body = server.post(
         "/v1/chat/completions",

@@ -1,4 +1,4 @@
-"""The page at /: its files over HTTP, what is in them, and the API that it uses."""
+"""The page at /: its files over HTTP, their content, and the API that it uses."""
 
 import operator
 import re
@@ -22,7 +22,7 @@ FIRST_PAINT = 100_000
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_files_are_there_and_closed_to_all_else(server: Running, path: str):
+def test_the_page_files_are_served_with_a_strict_security_policy(server: Running, path: str):
     response = server.get(path)
     assert response.status_code == 200
     policy = response.headers["content-security-policy"]
@@ -31,7 +31,7 @@ def test_the_files_are_there_and_closed_to_all_else(server: Running, path: str):
     assert response.headers["x-content-type-options"] == "nosniff"
     assert server.get(path, headers={"if-none-match": response.headers["etag"]}).status_code == 304
     if not path.startswith("/vendor/"):
-        # Nothing from elsewhere; a name in SVG is no address that is fetched.
+        # Nothing from other hosts; the name in SVG is not downloaded.
         text = response.text.replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|//cdn|@import url|localStorage|cookie", text)
 
@@ -41,7 +41,7 @@ def test_the_first_paint_is_small(server: Running):
     assert sum(sizes) < FIRST_PAINT
 
 
-def test_a_file_is_the_same_compressed(server: Running):
+def test_a_file_is_identical_when_compressed(server: Running):
     plain = server.get("/page.js", headers={"accept-encoding": "identity"})
     assert "content-encoding" not in plain.headers
     assert (
@@ -49,7 +49,7 @@ def test_a_file_is_the_same_compressed(server: Running):
     )
 
 
-def test_every_library_has_its_licence_and_version():
+def test_every_library_has_its_license_and_version():
     licences = FOLDER.joinpath("vendor", "LICENSES.txt").read_text(encoding="utf-8")
     for path in FOLDER.glob("vendor/*.js"):
         (version,) = re.findall(rf"{path.name} .*?(\d+\.\d+\.\d+)", licences)
@@ -58,7 +58,7 @@ def test_every_library_has_its_licence_and_version():
     assert version in FOLDER.joinpath("vendor/highlight/core.js").read_text(encoding="utf-8")[:400]
 
 
-def test_the_files_need_no_key_and_the_rest_does(module_model: Model):
+def test_the_page_files_need_no_key_but_everything_else_does(module_model: Model):
     with running(module_model, Settings(api_keys=("key",))) as locked:
         assert [locked.get(path).status_code for path in PATHS] == [200] * len(PATHS)
         assert locked.get("/v1/models").status_code == 401

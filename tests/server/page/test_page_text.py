@@ -66,7 +66,9 @@ def test_markdown_becomes_elements_and_code_is_highlighted(page: "Page", scripte
     until(page, "text => navigator.clipboard.readText().then((read) => read === text)", SHOWN)
 
 
-def test_thoughts_are_folded_apart_from_the_answer(page: "Page", scripted_server: Running):
+def test_reasoning_is_collapsed_separately_from_the_response(
+    page: "Page", scripted_server: Running
+):
     shown(page, scripted_server, "<think>\nA **river**.\n</think>\n\nThe Rhine.")
     assert words(page).strip() == "The Rhine."
     fold = page.locator(".model details")
@@ -75,7 +77,7 @@ def test_thoughts_are_folded_apart_from_the_answer(page: "Page", scripted_server
     assert fold.locator("p").inner_text().strip() == "A **river**."
 
 
-def test_markup_of_a_model_or_a_user_is_text(page: "Page", scripted_server: Running):
+def test_model_and_user_markup_is_escaped(page: "Page", scripted_server: Running):
     dialogs: list[str] = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     shown(page, scripted_server, HOSTILE)
@@ -91,7 +93,9 @@ def test_markup_of_a_model_or_a_user_is_text(page: "Page", scripted_server: Runn
     assert dialogs == []
 
 
-def test_a_text_that_grows_gives_the_elements_of_the_whole(page: "Page", scripted_server: Running):
+def test_incremental_rendering_gives_the_elements_of_the_whole_text(
+    page: "Page", scripted_server: Running
+):
     opened(page, scripted_server.url, settings=False)
     same = page.evaluate(
         """async (text) => {

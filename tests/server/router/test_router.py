@@ -1,4 +1,4 @@
-"""Several models after one port: real processes of `paceline serve` with tiny models."""
+"""Several models behind one port: real processes of `paceline serve` with tiny models."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ OPTIONS = ("--drafter=suffix", "--cache-tokens=512", "--generation-config=none")
 
 
 class RunningRouter:
-    """A router to the GGUF files of a folder, in a thread of its own."""
+    """A router to the GGUF files of a folder, in a separate thread."""
 
     def __init__(self, folder: Path, cache: Path, keys: tuple[str, ...] = ()) -> None:
         self.folder, self.said = folder, list[str]()
@@ -86,7 +86,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def router(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningRouter]:
-    """Three files: two models, and one that is none."""
+    """A router to three files: two models and a file that is not a model."""
     folder = tmp_path_factory.mktemp("models")
     write_tiny(folder / "one.gguf")
     write_tiny(folder / "two.gguf", seed=1)
@@ -114,7 +114,7 @@ def test_models_are_listed_and_loaded_by_name_or_by_default(router: RunningRoute
     assert router.complete(router.name("one")).json()["choices"] == first.json()["choices"]
 
 
-def test_a_stream_comes_through_event_by_event(router: RunningRouter):
+def test_a_stream_is_forwarded_event_by_event(router: RunningRouter):
     body = {"model": router.name("one"), "prompt": "a", "max_tokens": 8, "stream": True}
     with HTTP.stream("POST", router.server.url + "/v1/completions", json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -134,7 +134,7 @@ def test_a_stored_response_is_found_while_its_model_is_loaded(router: RunningRou
     assert router.get(f"/v1/responses/{response['id']}").status_code == 404
 
 
-def test_mistakes_are_one_line_each(router: RunningRouter):
+def test_router_errors_are_one_line_each(router: RunningRouter):
     unknown = router.complete("/etc/passwd")
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "model_not_found"
@@ -159,8 +159,8 @@ def test_mistakes_are_one_line_each(router: RunningRouter):
     assert router.complete(router.name("one")).status_code == 200
 
 
-def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
-    """More clients than places, of both models at once."""
+def test_two_models_taking_turns_lose_nothing(router: RunningRouter):
+    """More clients than slots, for both models at once."""
     answers: list[tuple[str, int, Any]] = []
 
     def client(stem: str) -> None:
@@ -178,7 +178,7 @@ def test_nothing_is_lost_while_two_models_take_turns(router: RunningRouter):
     assert len(texts) == 2, "an answer is of the other model"
 
 
-def test_metrics_have_the_models_name_and_parse(router: RunningRouter):
+def test_metrics_are_labeled_by_model_and_parse(router: RunningRouter):
     router.complete(router.name("one"))
     text = router.get("/metrics").text
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -187,7 +187,7 @@ def test_metrics_have_the_models_name_and_parse(router: RunningRouter):
     assert families["paceline_router_loads"].samples[0].value >= 1
 
 
-def test_a_model_whose_process_is_killed_is_loaded_again(router: RunningRouter):
+def test_a_model_is_reloaded_after_its_process_is_killed(router: RunningRouter):
     assert router.complete(router.name("one")).status_code == 200
     (child,) = router.server.router._pool.loaded.values()
     child._process.kill()
@@ -195,7 +195,7 @@ def test_a_model_whose_process_is_killed_is_loaded_again(router: RunningRouter):
     assert router.complete(router.name("one")).status_code == 200
 
 
-def test_the_command_serves_what_is_here_and_its_models_end_with_it(
+def test_the_command_serves_installed_models_and_stops_their_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -213,7 +213,7 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
         assert HTTP.post(f"{url}/v1/completions", json=body).status_code == 200
     assert "loading " in command.said
     assert "Traceback" not in command.said
-    assert "Fatal" not in command.said, "the model's process did not end by itself"
+    assert "Fatal" not in command.said, "the model's process crashed"
     end = time.monotonic() + PATIENCE
     while any(b"--until-input-ends" in line for line in _command_lines(listed[0])):
         assert time.monotonic() < end, "a model's process is left"
@@ -221,7 +221,7 @@ def test_the_command_serves_what_is_here_and_its_models_end_with_it(
 
 
 def _command_lines(model: str) -> list[bytes]:
-    """Of every process that has the model's name in it."""
+    """Return the command lines that have the model's name, of all processes."""
     results = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -233,9 +233,7 @@ def _command_lines(model: str) -> list[bytes]:
     return results
 
 
-def test_a_stored_response_of_several_models_is_there_for_its_key_alone(
-    tmp_path: Path, cache: Path
-):
+def test_the_routers_stored_responses_need_the_key_that_made_them(tmp_path: Path, cache: Path):
     write_tiny(tmp_path / "one.gguf")
     mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
     with RunningRouter(tmp_path, cache, ("other", "mine")) as router:
@@ -250,7 +248,7 @@ def test_a_stored_response_of_several_models_is_there_for_its_key_alone(
         assert HTTP.post(url, json=continued, headers=mine).status_code == 200
 
 
-def test_a_default_model_that_is_not_here_and_options_of_one_model_are_refused(
+def test_a_missing_default_model_and_single_model_options_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Which models are loaded: limits, idle time, fairness, failures. Models are toys without HTTP."""
+"""The pool of loaded models: limits, idle time, fairness, failures. Toy models without HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ from support.waiting import PATIENCE
 
 
 class Toy:
-    """A model that is loaded as long as it was not ended."""
+    """A fake model, loaded until it is ended."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class Toy:
 
 
 class Loader:
-    """Loads toys, and knows which were ever loaded."""
+    """A loader of toys that records all loads."""
 
     def __init__(self) -> None:
         self.made: list[Toy] = []
@@ -74,7 +74,7 @@ def runs(case: Callable[[Loader], Awaitable[None]]) -> Callable[[], None]:
 
 
 async def settle() -> None:
-    """Let every task that can go on do so."""
+    """Run every task until it waits."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -86,7 +86,7 @@ async def ask(pool: Pool, name: str, memory: int = 1) -> Toy:
 
 
 @runs
-async def test_a_model_is_loaded_once_for_all_who_ask(loader: Loader):
+async def test_a_model_is_loaded_once_for_concurrent_requests(loader: Loader):
     loader.gate.clear()
     pool = loader.pool()
     asked = [asyncio.ensure_future(ask(pool, "a")) for _ in range(5)]
@@ -100,7 +100,7 @@ async def test_a_model_is_loaded_once_for_all_who_ask(loader: Loader):
 
 
 @runs
-async def test_another_model_takes_the_place_of_the_one_that_was_idle_longest(loader: Loader):
+async def test_the_longest_idle_model_is_replaced(loader: Loader):
     loader.most = 2
     pool = loader.pool(models=2)
     for name in ("a", "b", "a", "c", "a", "b"):
@@ -112,7 +112,7 @@ async def test_another_model_takes_the_place_of_the_one_that_was_idle_longest(lo
 
 
 @runs
-async def test_a_model_that_answers_is_not_unloaded(loader: Loader):
+async def test_a_busy_model_is_not_unloaded(loader: Loader):
     loader.most = 1
     pool = loader.pool()
     async with pool.use("a", 1) as toy:
@@ -125,7 +125,7 @@ async def test_a_model_that_answers_is_not_unloaded(loader: Loader):
 
 
 @runs
-async def test_memory_is_a_limit_too(loader: Loader):
+async def test_memory_also_limits_the_loaded_models(loader: Loader):
     pool = loader.pool(models=9, memory=10)
     await ask(pool, "a", 4)
     await ask(pool, "b", 4)
@@ -138,7 +138,7 @@ async def test_memory_is_a_limit_too(loader: Loader):
 
 
 @runs
-async def test_requests_for_a_loaded_model_overtake_for_a_while_only(loader: Loader):
+async def test_requests_for_a_loaded_model_overtake_only_for_a_while(loader: Loader):
     times = [0.0]
     pool = loader.pool()
     with pytest.MonkeyPatch.context() as patch:
@@ -158,7 +158,7 @@ async def test_requests_for_a_loaded_model_overtake_for_a_while_only(loader: Loa
 
 
 @runs
-async def test_a_model_that_cannot_be_loaded_fails_its_own_requests_and_can_be_asked_for_again(
+async def test_a_failed_load_fails_its_own_requests_and_can_be_retried(
     loader: Loader,
 ):
     pool = loader.pool(models=2)
@@ -174,7 +174,7 @@ async def test_a_model_that_cannot_be_loaded_fails_its_own_requests_and_can_be_a
 
 
 @runs
-async def test_idle_models_are_unloaded_and_used_ones_are_not(loader: Loader):
+async def test_only_idle_models_are_unloaded(loader: Loader):
     pool = loader.pool(models=2, idle_seconds=0.05)
     idle = await ask(pool, "a")
     async with pool.use("b", 1) as used:
@@ -187,7 +187,7 @@ async def test_idle_models_are_unloaded_and_used_ones_are_not(loader: Loader):
 
 
 @runs
-async def test_one_that_nobody_waits_for_any_more_is_unloaded_when_idle(loader: Loader):
+async def test_a_model_without_waiting_requests_is_unloaded_when_idle(loader: Loader):
     loader.gate.clear()
     pool = loader.pool(idle_seconds=0.02)
     asked = asyncio.ensure_future(ask(pool, "a"))
@@ -201,7 +201,7 @@ async def test_one_that_nobody_waits_for_any_more_is_unloaded_when_idle(loader: 
 
 
 @runs
-async def test_a_client_that_leaves_the_queue_leaves_nothing_behind(loader: Loader):
+async def test_a_client_that_leaves_the_queue_leaks_nothing(loader: Loader):
     pool = loader.pool(waiting=1)
     async with pool.use("a", 1):
         gone = asyncio.ensure_future(ask(pool, "b"))
@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing_behind(loader: Load
 
 
 @runs
-async def test_closing_ends_what_is_loaded_being_loaded_or_waited_for(loader: Loader):
+async def test_closing_the_pool_ends_loaded_loading_and_queued_models(loader: Loader):
     pool = loader.pool(models=2)
     toy = await ask(pool, "a")
     loader.gate.clear()

@@ -1,4 +1,4 @@
-"""Answers of one model together: lists of prompts, threads and coroutines."""
+"""Concurrent responses of one model: lists of prompts, threads and coroutines."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from paceline.runtime import model as model_module
 from paceline.runtime.batching.request import Draining
 from paceline.runtime.model import Model
 from paceline.runtime.stream import MAX_UNREAD
-from support.others import slowed
+from support.other_clients import slowed
 from support.plain import PROMPT, PROMPTS, SAMPLED, plain, small
 from support.scheduling import free_slots
 from support.waiting import PATIENCE, until
@@ -44,7 +44,7 @@ def sizes(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_list_of_prompts_gets_the_answers_of_each_alone_in_its_order(
+def test_a_list_of_prompts_gets_the_responses_of_each_alone_in_order(
     way: Options, model: Model, sizes: list[int]
 ):
     options: Any = {"max_tokens": 15, **way}
@@ -62,7 +62,7 @@ def test_a_list_of_prompts_gets_the_answers_of_each_alone_in_its_order(
     assert [result.text for result in results] == texts
 
 
-def test_lists_of_chats_and_of_token_ids_are_batches_and_a_list_of_messages_is_not(model: Model):
+def test_lists_of_chats_or_token_ids_are_batches_but_a_message_list_is_not(model: Model):
     chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     token_ids = [model.tokens(prompt) for prompt in PROMPTS]
     expected = [alone(model, prompt, max_tokens=5) for prompt in PROMPTS]
@@ -85,15 +85,13 @@ def test_lists_of_chats_and_of_token_ids_are_batches_and_a_list_of_messages_is_n
         ([], ["empty"]),
     ],
 )
-def test_a_list_that_is_of_no_one_kind_is_refused_by_name(
-    prompt: Any, named: list[str], model: Model
-):
+def test_a_list_of_mixed_kinds_is_rejected_by_name(prompt: Any, named: list[str], model: Model):
     with pytest.raises(InvalidRequest) as error:
         model.generate(prompt)
     assert all(name in str(error.value) for name in named), error.value
 
 
-def test_a_wrong_option_is_no_fault_of_a_prompt(model: Model):
+def test_an_invalid_option_is_not_blamed_on_a_prompt(model: Model):
     with pytest.raises(InvalidRequest) as error:
         model.generate(PROMPTS, top_k=-1)
     assert "top_k" in str(error.value)
@@ -103,14 +101,14 @@ def test_a_wrong_option_is_no_fault_of_a_prompt(model: Model):
 @pytest.mark.parametrize(
     ("ask", "prompt"), [(Model.stream, PROMPTS), (Model.tokens, PROMPTS), (Model.map, "one")]
 )
-def test_what_takes_one_prompt_refuses_several_and_map_a_single_one(
+def test_single_prompt_methods_reject_lists_and_map_rejects_a_single_prompt(
     ask: Any, prompt: Any, model: Model
 ):
     with pytest.raises(InvalidRequest):
         ask(model, prompt)
 
 
-def test_map_yields_each_answer_when_it_ends_and_reads_prompts_as_places_become_free(model: Model):
+def test_map_yields_responses_as_they_complete_and_reads_prompts_lazily(model: Model):
     read = list[int]()
 
     def prompts() -> Iterator[str]:
@@ -127,7 +125,7 @@ def test_map_yields_each_answer_when_it_ends_and_reads_prompts_as_places_become_
         assert results[number].token_ids == alone(model, f"a {number}", max_tokens=1)
 
 
-def test_options_are_checked_once_for_all_prompts_and_published_drafters_looked_up_once(
+def test_options_and_published_drafters_are_checked_once_for_all_prompts(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ):
     counts = Counter[str]()
@@ -149,7 +147,7 @@ def test_options_are_checked_once_for_all_prompts_and_published_drafters_looked_
     assert counts == {"check": 2, "_fitting": 1}
 
 
-def test_leaving_map_early_ends_the_other_answers(model: Model):
+def test_leaving_map_early_ends_the_other_responses(model: Model):
     free = model.engine.free_slots
     for _ in model.as_completed(MANY, max_tokens=40, ignore_eos=True):
         break
@@ -157,14 +155,14 @@ def test_leaving_map_early_ends_the_other_answers(model: Model):
     assert plain(model, PROMPT).token_ids
 
 
-def test_an_error_of_one_prompt_of_map_ends_all(model: Model):
+def test_a_prompt_error_in_map_ends_all_responses(model: Model):
     free = model.engine.free_slots
     with pytest.raises(InvalidRequest):
         list(model.as_completed([*PROMPTS, "far too long " * 2000], max_tokens=40, ignore_eos=True))
     until(lambda: free_slots(model) == free)
 
 
-def test_threads_get_the_answers_of_each_alone(model: Model):
+def test_threads_get_the_responses_of_each_request_alone(model: Model):
     expected = [alone(model, prompt, max_tokens=20) for prompt in MANY]
     answers = dict[int, list[int]]()
 
@@ -187,7 +185,9 @@ def test_threads_get_the_answers_of_each_alone(model: Model):
     assert [answers.get(number) for number in range(len(MANY))] == expected
 
 
-def test_coroutines_share_calls_and_get_the_answers_of_each_alone(model: Model, sizes: list[int]):
+def test_coroutines_share_forward_passes_and_get_the_responses_of_each_alone(
+    model: Model, sizes: list[int]
+):
     async def ask() -> list[list[int]]:
         answers = await asyncio.gather(
             *(model.agenerate(prompt, max_tokens=30) for prompt in PROMPTS)
@@ -201,7 +201,7 @@ def test_coroutines_share_calls_and_get_the_answers_of_each_alone(model: Model, 
     assert answers == expected * 2
 
 
-def test_steps_of_a_coroutines_stream_are_the_answer(model: Model):
+def test_async_stream_steps_add_up_to_the_response(model: Model):
     async def ask() -> None:
         stream = model.astream(PROMPT, max_tokens=20)
         with pytest.raises(RuntimeError):
@@ -214,7 +214,7 @@ def test_steps_of_a_coroutines_stream_are_the_answer(model: Model):
     asyncio.run(ask())
 
 
-def test_errors_reach_the_coroutine(model: Model):
+def test_errors_propagate_to_the_coroutine(model: Model):
     free = model.engine.free_slots
 
     async def ask(prompt: Any, **options: Any) -> None:
@@ -226,7 +226,7 @@ def test_errors_reach_the_coroutine(model: Model):
     until(lambda: free_slots(model) == free)
 
 
-def test_a_coroutine_that_leaves_ends_its_answer(model: Model, sizes: list[int]):
+def test_cancelling_a_coroutine_ends_its_response(model: Model, sizes: list[int]):
     model.exactness_report()  # measures the engine's rows, once
     sizes.clear()
     free, kept = free_slots(model), list[Any]()
@@ -249,7 +249,7 @@ def test_a_coroutine_that_leaves_ends_its_answer(model: Model, sizes: list[int])
     assert len(sizes) < 100
 
 
-def test_a_stream_that_is_dropped_ends_and_frees_its_slots(model: Model):
+def test_dropping_a_stream_ends_it_and_frees_its_slots(model: Model):
     free = model.engine.free_slots
     stream = model.stream(PROMPT, max_tokens=400, ignore_eos=True)
     next(stream)
@@ -257,7 +257,7 @@ def test_a_stream_that_is_dropped_ends_and_frees_its_slots(model: Model):
     until(lambda: not model.scheduler.unfinished and free_slots(model) == free)
 
 
-def test_streams_read_in_turns_advance_together_and_one_that_is_not_read_stops_no_other(
+def test_interleaved_streams_advance_together_and_an_unread_one_blocks_none(
     model: Model, sizes: list[int]
 ):
     options: Any = {"max_tokens": 40, "ignore_eos": True, "drafter": "none"}
@@ -279,7 +279,7 @@ def own_model(tiny_files: ModelFiles, cache: Path) -> Model:
     return small(tiny_files, 512)
 
 
-def test_a_closed_model_refuses_every_use_and_ends_its_streams(own_model: Model):
+def test_a_closed_model_rejects_every_call_and_ends_its_streams(own_model: Model):
     chat = own_model.conversation()
     with own_model as model:
         stream = model.stream(PROMPT, max_tokens=50, ignore_eos=True)
@@ -306,7 +306,7 @@ def test_a_closed_model_refuses_every_use_and_ends_its_streams(own_model: Model)
     assert "closed" in repr(model)
 
 
-def test_closing_ends_answers_of_a_batch_with_an_error(own_model: Model):
+def test_closing_a_model_ends_batched_responses_with_an_error(own_model: Model):
     answers = own_model.as_completed(MANY, max_tokens=100, ignore_eos=True)
     next(answers)
     own_model.close()

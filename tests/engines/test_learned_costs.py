@@ -1,4 +1,4 @@
-"""What calls cost, learnt from the calls of answers."""
+"""Forward-pass costs, learned from those of responses."""
 
 import random
 from pathlib import Path
@@ -15,12 +15,12 @@ CONTEXTS = (100, 700, 3000)
 
 
 def true_cost(rows: int, context: int) -> float:
-    """Rows of 10 % of a call, and 1 % of it per 100 tokens of context."""
+    """Return a cost that grows by 10 % per row and by 1 % per 100 tokens of context."""
     return 0.008 * (1 + 0.1 * (rows - 1)) * (1 + context / 10_000)
 
 
 def answered(costs: Costs, seed: int, calls: int = 400, *, busy: bool = False) -> Costs:
-    """Costs after an answer's calls: half of them plain, others of 2 to 8 rows."""
+    """Return costs after a response: half of its passes are plain, the rest have 2 to 8 rows."""
     draw = random.Random(seed)
     for call in range(calls):
         rows, context = draw.choice([1, 1, 1, 2, 4, 8]), draw.choice(CONTEXTS)
@@ -31,7 +31,7 @@ def answered(costs: Costs, seed: int, calls: int = 400, *, busy: bool = False) -
 
 
 @pytest.mark.parametrize("prior", [0.001, 0.008, 0.1])
-def test_costs_become_those_of_the_calls_whatever_was_expected(prior: float):
+def test_costs_converge_to_measured_ones_from_any_prior(prior: float):
     table = answered(Costs(prior), seed=1).table()
     for context in CONTEXTS:
         here = table.at_context(context)
@@ -39,10 +39,10 @@ def test_costs_become_those_of_the_calls_whatever_was_expected(prior: float):
         for rows in (2, 4, 8):
             ratio = true_cost(rows, context) / true_cost(1, context)
             assert here(rows) / here(1) == pytest.approx(ratio, rel=0.08), rows
-    assert table(32) / table(1) < 6, "rows that were not seen cost less than expected, too"
+    assert table(32) / table(1) < 6, "unmeasured rows also cost less than expected"
 
 
-def test_a_machine_whose_speed_varies_changes_no_ratio():
+def test_varying_machine_speed_does_not_change_cost_ratios():
     steady = answered(Costs(0.01), seed=2).table()
     varying = answered(Costs(0.01), seed=2, busy=True).table()
     for rows in (2, 4, 8):
@@ -50,7 +50,7 @@ def test_a_machine_whose_speed_varies_changes_no_ratio():
         assert varying(rows) / varying(1) == pytest.approx(ratio, rel=0.1)
 
 
-def test_before_any_call_a_draft_costs_more_than_rows_do_in_most_engines():
+def test_the_prior_cost_of_a_row_is_higher_than_in_most_engines():
     table = Costs(0.05).table()
     assert table(1) == pytest.approx(0.05)
     assert table(8) / table(1) == pytest.approx(2.75)
@@ -66,7 +66,7 @@ def test_before_any_call_a_draft_costs_more_than_rows_do_in_most_engines():
         max_size=60,
     )
 )
-def test_any_calls_leave_a_table_that_policies_can_use(calls: list[tuple[int, int, float]]):
+def test_any_measurements_give_a_usable_cost_table(calls: list[tuple[int, int, float]]):
     costs = Costs(0.01)
     for rows, context, seconds in calls:
         costs.observe(rows, context, seconds)
@@ -76,7 +76,7 @@ def test_any_calls_leave_a_table_that_policies_can_use(calls: list[tuple[int, in
     assert values == sorted(values), "a further row never makes a call cheaper"
 
 
-def test_what_was_learnt_is_there_for_the_next_process_and_a_damaged_file_is_as_none(
+def test_learned_costs_persist_and_a_corrupt_file_is_ignored(
     tmp_path: Path,
 ):
     def opened() -> StoredCosts:
@@ -96,7 +96,7 @@ def test_what_was_learnt_is_there_for_the_next_process_and_a_damaged_file_is_as_
         assert opened().table() == Costs(0.001 + 0.005).table()
 
 
-def test_costs_are_measured_by_calls_of_every_number_of_rows():
+def test_costs_are_measured_for_every_number_of_rows():
     engine, costs = ToyEngine(context_length=512), Costs(1.0)
     free = engine.free_slots
     measure(engine, costs)

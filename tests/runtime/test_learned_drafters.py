@@ -1,4 +1,4 @@
-"""What was learnt of a model is found by its fingerprint and removed by its name."""
+"""A model's learned drafters are found by its fingerprint and removed by its name."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,7 +34,7 @@ def table(model: Model) -> Iterator[Path]:
     rmtree(learned_dir(), ignore_errors=True)
 
 
-def test_auto_drafts_with_an_installed_table_and_no_token_changes(model: Model, table: Path):
+def test_auto_uses_an_installed_table_without_changing_tokens(model: Model, table: Path):
     plain = model.generate(PROMPT, max_tokens=40, ignore_eos=True, drafter="none")
     assert Model(model.files, model.engine)._request({}).drafter.has("table") is False
     install(model.files, "table", table)
@@ -44,9 +44,7 @@ def test_auto_drafts_with_an_installed_table_and_no_token_changes(model: Model, 
     assert answer.stats.accepted_by["table"] > 0
 
 
-def test_what_is_of_other_weights_or_versions_damaged_or_gone_is_as_if_not_learnt(
-    model: Model, table: Path
-):
+def test_learned_drafters_that_are_stale_corrupt_or_missing_are_ignored(model: Model, table: Path):
     head = table.parent / "mtp-1"  # without a manifest, as earlier versions made them
     head.mkdir()
     for kind, folder in (("mtp", head), ("table", table)):
@@ -62,7 +60,7 @@ def test_what_is_of_other_weights_or_versions_damaged_or_gone_is_as_if_not_learn
     assert installed_drafters(model.files) == {}
 
 
-def test_what_was_learnt_is_listed_and_removed_by_its_model(model: Model, table: Path):
+def test_learned_drafters_are_listed_and_removed_by_model(model: Model, table: Path):
     install(model.files, "table", table)
     (learnt,) = all_learned()
     assert learnt.model == model.files.name

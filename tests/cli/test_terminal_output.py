@@ -1,4 +1,4 @@
-"""What a file or a model says, on a real terminal and in a pipe; and paths in every locale."""
+"""Control characters from files and models, on terminals and in pipes; paths in every locale."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SHOWN_NAME = r"[red]é\x1b[31m\xff.gguf"
 
 @pytest.fixture
 def terminal(environment: dict[str, str]) -> Callable[..., str]:
-    """Runs a command at a terminal of its own; returns what the terminal gets."""
+    """Run a command at a new terminal and return the terminal's output."""
 
     def run(*arguments: object) -> str:
         ours, theirs = pty.openpty()
@@ -53,7 +53,7 @@ def odd_gguf(tiny_gguf: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_an_answers_control_characters_are_shown_on_a_terminal_and_sent_to_a_pipe(
+def test_control_characters_are_escaped_on_a_terminal_and_kept_in_a_pipe(
     answer: Run, terminal: Callable[..., str], tiny_gguf: Path
 ):
     words = ("Hello", "-n", 3, "--logit-bias", f"{ESCAPE}=1000", "--no-repetition-detection")
@@ -64,7 +64,7 @@ def test_an_answers_control_characters_are_shown_on_a_terminal_and_sent_to_a_pip
     assert r"\x1b\x1b\x1b" in terminal(*common, "--tint")
 
 
-def test_a_files_name_is_shown_in_progress_tables_and_errors(
+def test_file_names_are_escaped_in_progress_tables_and_errors(
     run: Run, refused: Callable[..., str], terminal: Callable[..., str], odd_gguf: Path
 ):
     shown = terminal("generate", "Hello", "-n", 1, "--model", odd_gguf)
@@ -78,7 +78,7 @@ def test_a_files_name_is_shown_in_progress_tables_and_errors(
 
 
 @pytest.mark.parametrize("locale", [{}, NO_LOCALE, ASCII], ids=["", "C", "ascii"])
-def test_files_pipes_and_paths_are_the_same_in_every_locale(
+def test_files_pipes_and_paths_work_the_same_in_every_locale(
     locale: dict[str, str],
     run: Run,
     environment: dict[str, str],
@@ -103,7 +103,7 @@ def test_files_pipes_and_paths_are_the_same_in_every_locale(
     assert run(*words, listed["name"], prompt, encoding="utf-8").returncode == 0
 
 
-def test_json_is_ascii_where_a_terminal_is_not_utf_8(
+def test_json_is_ascii_if_the_terminal_is_not_utf_8(
     terminal: Callable[..., str], environment: dict[str, str], tiny_gguf: Path
 ):
     environment.update(ASCII)

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF metadata that cannot be read: what is said, and what helps."""
+"""Unsupported tokenizers in GGUF metadata: their errors, and the fixes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,17 +43,19 @@ def scored(*scores: float) -> Mapping[str, Any]:
         ({**BYTES, SPACE_FIRST: True}, "add_space_prefix"),
     ],
 )
-def test_a_tokenizer_whose_ids_would_be_others_is_refused(fields: Mapping[str, Any], words: str):
+def test_a_tokenizer_that_would_give_different_ids_is_rejected(
+    fields: Mapping[str, Any], words: str
+):
     assert words in refusal(fields)
 
 
-def test_options_that_are_off_are_accepted():
+def test_disabled_tokenizer_options_are_accepted():
     for off in ({"remove_extra_whitespaces": False}, {"add_eos_token": False}):
         build_tokenizer(Path("a.gguf"), sentence_piece(**off))
     build_tokenizer(Path("a.gguf"), {**BYTES, SPACE_FIRST: False})
 
 
-def test_a_tokenizer_json_beside_the_file_is_used_if_its_tokens_are_the_files(tmp_path: Path):
+def test_a_tokenizer_json_next_to_the_file_is_used_if_its_tokens_match(tmp_path: Path):
     fields = {**byte_pairs(9), "tokenizer.ggml.pre": "qwen2"}
     text = build_tokenizer(tmp_path / "a.gguf", fields)
     unread = {**fields, "tokenizer.ggml.pre": "of-tomorrow"}
@@ -65,7 +67,7 @@ def test_a_tokenizer_json_beside_the_file_is_used_if_its_tokens_are_the_files(tm
     assert "its token 0" in message
 
 
-def test_a_file_without_the_name_of_a_pre_tokenizer_takes_one_beside_it(tmp_path: Path):
+def test_a_file_without_a_pre_tokenizer_uses_the_tokenizer_json_next_to_it(tmp_path: Path):
     fields = byte_pairs(9)
     alone = build_tokenizer(tmp_path / "a.gguf", fields)
     assert alone == build_tokenizer(Path("a.gguf"), {**fields, "tokenizer.ggml.pre": "default"})
@@ -75,7 +77,9 @@ def test_a_file_without_the_name_of_a_pre_tokenizer_takes_one_beside_it(tmp_path
 
 
 @pytest.mark.parametrize("content", [b"{}", b"\xff"])
-def test_a_broken_file_beside_it_is_no_help(content: bytes, tmp_path: Path):
+def test_an_invalid_tokenizer_json_does_not_replace_an_unknown_pre_tokenizer(
+    content: bytes, tmp_path: Path
+):
     (tmp_path / "tokenizer.json").write_bytes(content)
     fields = {**byte_pairs(9), "tokenizer.ggml.pre": "of-tomorrow"}
     message = refusal(fields, tmp_path / "a.gguf")
@@ -95,6 +99,6 @@ def test_a_broken_file_beside_it_is_no_help(content: bytes, tmp_path: Path):
         ({"merges": ["a bb"]}, "does not join"),
     ],
 )
-def test_faults_of_a_vocabulary_are_named(change: dict[str, Any], fault: str):
+def test_vocabulary_errors_are_named(change: dict[str, Any], fault: str):
     fields = sentence_piece() | {f"tokenizer.ggml.{name}": v for name, v in change.items()}
     assert fault in (vocabulary_fault(fields) or "")

@@ -1,4 +1,4 @@
-"""What one scheduler per model gives a program: reuse of prompts, Ctrl-C, a clean end."""
+"""One scheduler per model: prompt reuse, Ctrl-C, a clean end."""
 
 import _thread
 import asyncio
@@ -30,7 +30,7 @@ DOCUMENT = [5, 6, 7, 8, 9] * 60
 LONG: Options = {"max_tokens": 400, "ignore_eos": True, "drafter": "none"}
 
 
-def test_a_second_question_to_a_document_computes_the_rest_alone_with_the_same_bits(model: Model):
+def test_a_second_question_about_a_document_computes_only_the_rest(model: Model):
     options: Options = {"max_tokens": 12, "logprobs": 3, "ignore_eos": True}
     first = model.generate([*DOCUMENT, 10, 11], **options)
     second = model.generate([*DOCUMENT, 12, 13, 14], **options)
@@ -46,7 +46,7 @@ def test_a_second_question_to_a_document_computes_the_rest_alone_with_the_same_b
 
 
 @pytest.mark.parametrize("way", ["stream", "generate", "list"])
-def test_ctrl_c_leaves_the_answer_so_far_and_a_usable_model(way: str, model: Model):
+def test_ctrl_c_leaves_a_partial_response_and_a_usable_model(way: str, model: Model):
     free = model.engine.free_slots
     started = threading.Event()
 
@@ -83,7 +83,7 @@ def test_ctrl_c_leaves_the_answer_so_far_and_a_usable_model(way: str, model: Mod
 
 
 class Interrupt:
-    """A profiler that raises at one place of those where Python handles a signal.
+    """A profiler that raises at one of the places where Python handles signals.
 
     These are the end of a call of C code, and the entry of a function.
     """
@@ -102,7 +102,7 @@ class Interrupt:
 
 
 @pytest.mark.parametrize("way", ["say", "list", "call"])
-def test_ctrl_c_at_any_place_of_a_request_blocks_nobody(way: str, model: Model):
+def test_ctrl_c_at_any_point_of_a_request_blocks_nothing(way: str, model: Model):
     short: Options = {"max_tokens": 2, "ignore_eos": True, "drafter": "none"}
     expected = model.without_history().generate(PROMPT, **short).token_ids
     kept: list[tuple[Conversation, Stream]] = []
@@ -137,7 +137,7 @@ def test_ctrl_c_at_any_place_of_a_request_blocks_nobody(way: str, model: Model):
     assert place > 10
 
 
-def test_closing_a_stream_that_another_thread_reads_ends_both(model: Model):
+def test_closing_a_stream_read_by_another_thread_ends_both(model: Model):
     for _ in range(2):
         stream = model.stream(PROMPT, **LONG)
         next(stream)
@@ -148,7 +148,7 @@ def test_closing_a_stream_that_another_thread_reads_ends_both(model: Model):
         assert stream.result.finish_reason == "cancelled"
 
 
-def test_a_stream_ends_whose_model_is_closed_before_it_begins(tiny_files: ModelFiles, cache: Path):
+def test_a_stream_ends_if_its_model_closes_before_it_starts(tiny_files: ModelFiles, cache: Path):
     model = small(tiny_files, 512)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -168,7 +168,7 @@ def test_a_stream_ends_whose_model_is_closed_before_it_begins(tiny_files: ModelF
     assert stream.result.finish_reason == "cancelled"
 
 
-def test_a_scheduler_that_is_replaced_is_freed(model: Model):
+def test_a_replaced_scheduler_is_freed(model: Model):
     model.generate(PROMPT, max_tokens=2)
     first = weakref.ref(model.scheduler)
     end_scheduler(model)
@@ -177,7 +177,7 @@ def test_a_scheduler_that_is_replaced_is_freed(model: Model):
     assert first() is None, "it has an engine, which may be another one"
 
 
-def test_a_coroutine_stream_that_is_refused_has_ended(model: Model):
+def test_a_rejected_async_stream_has_ended(model: Model):
     async def ask() -> None:
         stream = model.astream(PROMPT, max_tokens=-1)
         for _ in range(2):
@@ -210,7 +210,7 @@ def test_closing_a_model_again_after_ctrl_c_waits_for_the_forward_pass(
     assert returned
 
 
-def test_a_model_that_is_dropped_ends_its_thread(tiny_files: ModelFiles, cache: Path):
+def test_dropping_a_model_ends_its_thread(tiny_files: ModelFiles, cache: Path):
     model = small(tiny_files, 512)
     stream = model.stream(PROMPT, **LONG)
     next(stream)
@@ -223,7 +223,7 @@ def test_a_model_that_is_dropped_ends_its_thread(tiny_files: ModelFiles, cache: 
     assert gone() is None
 
 
-def test_an_unread_coroutine_stream_is_paused(model: Model):
+def test_an_unread_async_stream_is_paused(model: Model):
     async def ask() -> list[int]:
         stream = model.astream(PROMPT, **LONG)
         read = (await anext(stream)).tokens
@@ -254,7 +254,7 @@ print("end")
 """
 
 
-def test_a_process_ends_cleanly_while_answers_run(tiny_gguf: Path, cache: Path):
+def test_a_process_exits_cleanly_during_responses(tiny_gguf: Path, cache: Path):
     done = subprocess.run(
         [sys.executable, "-c", ENDS, str(tiny_gguf)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The forms of thoughts that templates have, from short templates with the marks of public ones."""
+"""Reasoning formats of templates, detected in short templates with the tags of public ones."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def ends_inside(name: str, tokenizer: Tokenizer, **variables: Any) -> bool:
     )
 
 
-def test_a_template_of_no_known_form_has_no_thoughts(tiny_files: ModelFiles):
+def test_a_template_in_an_unknown_format_has_no_reasoning(tiny_files: ModelFiles):
     assert tiny_files.thinking.form is None
     assert tiny_files.thinking.switch(False) == {}
     with raises(InvalidRequest):
@@ -58,7 +58,7 @@ def test_a_template_of_no_known_form_has_no_thoughts(tiny_files: ModelFiles):
         ("magistral", "[THINK]", {}, None),
     ],
 )
-def test_a_template_says_how_its_model_marks_thoughts_and_how_they_are_turned_on_and_off(
+def test_reasoning_delimiters_and_switches_are_detected_in_the_template(
     name: str, opens: str, on: dict[str, Any], off: dict[str, Any] | None, tokenizer: Tokenizer
 ):
     result = thinking(name, tokenizer)
@@ -77,7 +77,7 @@ def test_a_template_says_how_its_model_marks_thoughts_and_how_they_are_turned_on
     assert result.wrap == around
 
 
-def test_thoughts_are_turned_off_by_what_the_template_names(tokenizer: Tokenizer):
+def test_reasoning_is_turned_off_with_the_templates_variable(tokenizer: Tokenizer):
     source = "</think>{% if reasoning_effort == 'none' %}a{% endif %}"
     thinking = Thinking(source, tokenizer, "tiny")
     assert thinking.switch(False) == {"reasoning_effort": "none"}
@@ -101,13 +101,13 @@ def test_thoughts_are_turned_off_by_what_the_template_names(tokenizer: Tokenizer
         ("granite-3.2", {"thinking": True}, False),
     ],
 )
-def test_a_prompt_ends_in_a_thought_where_the_template_opens_one_and_not_where_a_user_names_it(
+def test_a_prompt_ends_in_reasoning_only_if_the_template_opens_it(
     name: str, variables: dict[str, Any], expected: bool, tokenizer: Tokenizer
 ):
     assert ends_inside(name, tokenizer, **variables) is expected
 
 
-def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(tokenizer: Tokenizer):
+def test_earlier_reasoning_is_passed_under_the_names_the_template_reads(tokenizer: Tokenizer):
     def remembered(source: str) -> dict[str, str]:
         return Thinking(source, tokenizer, "tiny").message_fields("hm")
 
@@ -120,7 +120,7 @@ def test_thoughts_of_earlier_answers_go_under_the_names_that_a_template_reads(to
     assert Thinking("", tokenizer, "tiny").message_fields("") == {}
 
 
-def test_marks_that_are_tokens_are_found_by_their_ids(thinking_gguf: Path, tiny_cache: Path):
+def test_reasoning_tags_are_found_by_token_id(thinking_gguf: Path, tiny_cache: Path):
     from paceline.models import resolve
 
     files = resolve(str(thinking_gguf), tiny_cache)

@@ -1,4 +1,4 @@
-"""Models that think: what the library and the commands make of their thoughts."""
+"""Reasoning models in the library and in the commands."""
 
 import io
 import json
@@ -51,7 +51,7 @@ def scripted(files: ModelFiles, engine: Any, thought: str | None = THOUGHT) -> M
 # -- the library -----------------------------------------------------------------------------------
 
 
-def test_tokens_are_those_of_a_raw_prompt_with_the_same_text(engine: Any, files: ModelFiles):
+def test_tokens_match_a_raw_prompt_with_the_same_text(engine: Any, files: ModelFiles):
     # The real network, whose greedy answers have whatever marks they have.
     model = Model(files, engine)
     prompt = "<|im_start|>user\nthis is one<|im_end|>\n<|im_start|>assistant\n"
@@ -75,7 +75,7 @@ def prompt_of(model: Model, **options: Any) -> str:
     return "".join(names.get(token) or decode([token]) for token in tokens)
 
 
-def test_thinking_is_turned_off_through_the_template(thinker: Model):
+def test_reasoning_is_turned_off_through_the_template(thinker: Model):
     assert not prompt_of(thinker).endswith(EMPTY)
     assert prompt_of(thinker, think=False).endswith(EMPTY)
     assert not prompt_of(thinker, think=True).endswith(EMPTY)
@@ -88,14 +88,14 @@ def test_thinking_is_turned_off_through_the_template(thinker: Model):
 
 
 @pytest.mark.parametrize("options", [{"think": False}, {"template_kwargs": {"x": 1}}])
-def test_a_prompt_without_the_template_has_no_switch(options: Any, thinker: Model):
+def test_a_raw_prompt_has_no_reasoning_switch(options: Any, thinker: Model):
     with pytest.raises(InvalidRequest, match="chat template"):
         thinker.generate("2 + 2?", raw=True, **options)
     with pytest.raises(InvalidRequest, match="chat template"):
         thinker.generate([100, 101], **options)
 
 
-def test_thinking_is_turned_only_where_the_template_has_a_switch(
+def test_reasoning_can_be_switched_only_if_the_template_supports_it(
     model: Model, files: ModelFiles, engine: Any, cache: Path
 ):
     answer = model.generate("Hello", max_tokens=3, think=False)
@@ -107,7 +107,7 @@ def test_thinking_is_turned_only_where_the_template_has_a_switch(
         always.generate("Hello", think=False)
 
 
-def test_an_answer_with_a_structure_is_text_from_its_first_token(
+def test_a_structured_response_is_text_from_its_first_token(
     files: ModelFiles, engine: Any, cache: Path
 ):
     opened = replace(files, chat_template=TEMPLATES["deepseek-r1"])
@@ -116,7 +116,7 @@ def test_an_answer_with_a_structure_is_text_from_its_first_token(
     assert result.reasoning == ""
 
 
-def test_a_conversation_keeps_thoughts_beside_the_answer_and_leaves_them_to_the_template(
+def test_a_conversation_keeps_reasoning_apart_and_the_template_decides_its_use(
     thinker: Model,
 ):
     chat = thinker.conversation()
@@ -148,7 +148,7 @@ def command(
     return command
 
 
-def test_the_answer_goes_to_standard_output_and_the_thought_to_standard_error(command: Any):
+def test_the_response_goes_to_stdout_and_reasoning_to_stderr(command: Any):
     loud = command("generate", "2 + 2?", "--tint")
     assert loud.out == f"{ANSWER}\n"
     assert loud.err.endswith(f"{THOUGHT}\n\n")
@@ -159,7 +159,7 @@ def test_the_answer_goes_to_standard_output_and_the_thought_to_standard_error(co
     assert chat.err.count(THOUGHT) == 1
 
 
-def test_a_thought_is_dim_on_a_terminal(command: Any, monkeypatch: pytest.MonkeyPatch):
+def test_reasoning_is_dimmed_on_a_terminal(command: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     found = command("generate", "2 + 2?")
@@ -167,7 +167,7 @@ def test_a_thought_is_dim_on_a_terminal(command: Any, monkeypatch: pytest.Monkey
     assert "\x1b[" not in found.out
 
 
-def test_no_think_and_variables_reach_the_template_and_json_has_the_thought(
+def test_no_think_and_variables_reach_the_template_and_json_has_the_reasoning(
     command: Any, capsys: pytest.CaptureFixture[str]
 ):
     def prompt(*arguments: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Thoughts over HTTP: whole, streamed, cut and continued; a scripted model with Qwen3's marks."""
+"""Reasoning over HTTP: complete, streamed, truncated and continued. A scripted model."""
 
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ CHAT: list[Any] = [{"role": "user", "content": "2 + 2?"}]
 
 @pytest.fixture
 def server(thinking_server: Running) -> Running:
-    """A server whose model thinks, and then answers."""
+    """A server with a reasoning model."""
     script(thinking_server, THOUGHT, ANSWER)
     return thinking_server
 
 
 def script(server: Running, thought: str | None, answer: str) -> list[int]:
-    """What the model writes from now on: its tokens."""
+    """Script the model's next responses, and return their tokens."""
     encode = server.model.files.tokenizer.encode
     tokens = [] if thought is None else [OPEN, *encode(f"\n{thought}\n"), CLOSE, *encode("\n\n")]
     tokens += encode(answer)
@@ -44,7 +44,7 @@ def chat(server: Running, **fields: Any) -> Any:
 
 
 def joined(chunks: Any) -> dict[str, str]:
-    """What the deltas of a stream make together."""
+    """Join the deltas of a stream."""
     values = {"content": "", "reasoning_content": "", "reasoning": ""}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -53,7 +53,7 @@ def joined(chunks: Any) -> dict[str, str]:
     return values
 
 
-def test_a_whole_answer_has_its_thought_apart_and_its_tokens_counted(server: Running):
+def test_a_complete_response_separates_and_counts_reasoning(server: Running):
     response = chat(server, return_token_ids=True)
     message = response.choices[0].message
     assert message.content == ANSWER
@@ -66,7 +66,7 @@ def test_a_whole_answer_has_its_thought_apart_and_its_tokens_counted(server: Run
 
 
 @pytest.mark.parametrize("block", [2, 3, 16])
-def test_a_streamed_answer_is_the_whole_one_however_it_is_drafted(server: Running, block: int):
+def test_a_streamed_response_matches_the_complete_one_with_any_drafts(server: Running, block: int):
     chunks = list(
         chat(
             server,
@@ -93,7 +93,7 @@ def test_a_streamed_answer_is_the_whole_one_however_it_is_drafted(server: Runnin
     assert names == sorted(names, reverse=True), "the thought comes first"
 
 
-def test_include_reasoning_false_omits_thoughts(server: Running):
+def test_include_reasoning_false_omits_reasoning(server: Running):
     response = chat(server, include_reasoning=False)
     assert response.choices[0].message.content == ANSWER
     assert not hasattr(response.choices[0].message, "reasoning_content")
@@ -110,17 +110,17 @@ def prompt_of(server: Running, **fields: Any) -> str:
     return text
 
 
-def test_an_effort_of_none_turns_thinking_off_through_the_template(server: Running):
+def test_effort_none_turns_reasoning_off_through_the_template(server: Running):
     assert prompt_of(server, reasoning_effort="none").endswith(EMPTY)
     off = {"enable_thinking": False}
     assert prompt_of(server, chat_template_kwargs=off).endswith(EMPTY)
     assert not prompt_of(server, reasoning_effort="high").endswith(EMPTY)
     on = {"enable_thinking": True}
     both = prompt_of(server, reasoning_effort="none", chat_template_kwargs=on)
-    assert not both.endswith(EMPTY), "what the template is given by name wins"
+    assert not both.endswith(EMPTY), "an explicit template variable wins"
 
 
-def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: Running):
+def test_a_server_without_reasoning_enables_it_for_a_request_with_an_effort(server: Running):
     with running(server.model, Settings(think=False)) as quiet:
         assert prompt_of(quiet).endswith(EMPTY)
         counted = quiet.post("/tokenize", {"messages": CHAT}).json()["tokens"]
@@ -131,7 +131,7 @@ def test_a_server_without_thinking_thinks_for_a_request_with_an_effort(server: R
         assert not prompt_of(quiet, chat_template_kwargs=on).endswith(EMPTY)
 
 
-def test_a_server_whose_model_cannot_think_does_not_start_with_thinking(model: Model):
+def test_a_server_with_think_rejects_a_model_without_reasoning(model: Model):
     with raises(InvalidRequest, "reasoning"):
         Server(model, Settings(think=True))
 
@@ -141,7 +141,7 @@ LINES, LAST_LINES = "let me sée\n\nit is", "It is\n4."
 
 
 def parts(server: Running, path: str, body: dict[str, Any]) -> tuple[str, str, list[int]]:
-    """Thoughts, text and token ids of a streamed answer."""
+    """Return reasoning, text and token ids of a streamed response."""
     thought, text, tokens = "", "", []
     for chunk in server.events(path, {**body, "return_token_ids": True})[:-1]:
         (choice,) = chunk["choices"]
@@ -153,7 +153,7 @@ def parts(server: Running, path: str, body: dict[str, Any]) -> tuple[str, str, l
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_cut_anywhere_is_continued_with_its_thoughts_apart(
+def test_a_response_truncated_anywhere_continues_with_separate_reasoning(
     thinking_server: Running, stream: bool
 ):
     tokenizer = thinking_server.model.files.tokenizer
@@ -183,7 +183,7 @@ def test_an_answer_cut_anywhere_is_continued_with_its_thoughts_apart(
         assert "".join((thought + text).split()) == "".join(expected.split())
 
 
-def test_a_sampled_thought_in_two_parts_has_the_tokens_of_one(
+def test_sampled_reasoning_in_two_requests_has_the_tokens_of_one(
     tiny_model: Model, tiny_cache: Path, tmp_path: Path
 ):
     path = write_thinking(tmp_path / "open.gguf", TEMPLATES["deepseek-r1"])
@@ -213,7 +213,7 @@ def test_a_sampled_thought_in_two_parts_has_the_tokens_of_one(
         {"continued_tokens": -1},
     ],
 )
-def test_what_cannot_be_continued_is_refused_by_name(
+def test_an_unsupported_continuation_is_rejected_by_name(
     thinking_server: Running, fields: dict[str, Any]
 ):
     body = {"prompt": [1, 2, 3], "continued_tokens": 2, **fields}

@@ -1,4 +1,4 @@
-"""Text that is read and shown: byte order marks, encodings, control characters."""
+"""Text input and output: byte order marks, encodings, control characters."""
 
 import codecs
 import logging
@@ -36,7 +36,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def readers(path: Path, config: Path) -> dict[str, Any]:
-    """What reads a user's text: its name -> content, reader, result."""
+    """Readers of a user's text: name -> content, reader, result."""
     line = {"role": "user", "content": "é"}
     return {
         "prompt": (TEXT, lambda: read_text(path), TEXT),
@@ -49,7 +49,7 @@ def readers(path: Path, config: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reader", ["prompt", "object", "lines", "chat", "keys", "config"])
-def test_a_byte_order_mark_is_no_text_and_utf_16_is_named(
+def test_a_byte_order_mark_is_ignored_and_utf_16_is_reported(
     reader: str, tmp_path: Path, config: Path
 ):
     path = tmp_path / "file"
@@ -63,7 +63,7 @@ def test_a_byte_order_mark_is_no_text_and_utf_16_is_named(
             read()
 
 
-def test_a_key_has_no_byte_order_mark_and_a_file_of_one_alone_has_no_key(tmp_path: Path):
+def test_a_byte_order_mark_is_not_part_of_a_key(tmp_path: Path):
     assert api_keys(["\ufeffkey"], None, {}) == ("key",)
     assert api_keys([], None, {"PACELINE_API_KEY": "\ufeffkey"}) == ("key",)
     (tmp_path / "keys").write_bytes(codecs.BOM_UTF8)
@@ -71,7 +71,7 @@ def test_a_key_has_no_byte_order_mark_and_a_file_of_one_alone_has_no_key(tmp_pat
         api_keys([], tmp_path / "keys", {})
 
 
-def test_a_few_wrong_bytes_are_replaced_only_with_a_notice():
+def test_a_few_invalid_bytes_are_replaced_with_a_warning():
     lines: list[str] = []
     assert decode(b"one\nt\xffwo", "it", lines.append) == "one\nt\ufffdwo"
     assert lines == [
@@ -81,7 +81,7 @@ def test_a_few_wrong_bytes_are_replaced_only_with_a_notice():
         decode(b"one\nt\xffwo", "it", error=ModelError)
 
 
-def test_a_chat_with_half_a_surrogate_pair_can_be_loaded_again(tmp_path: Path):
+def test_a_chat_with_a_lone_surrogate_can_be_loaded_again(tmp_path: Path):
     messages = [{"role": "user", "content": "\ud800"}]
     write_chat(tmp_path / "chat", messages)
     assert read_chat(tmp_path / "chat") == messages
@@ -102,7 +102,7 @@ def test_a_chat_with_half_a_surrogate_pair_can_be_loaded_again(tmp_path: Path):
         ("[red]", None, None),
     ],
 )
-def test_control_characters_are_shown(text: str, shown: str | None, in_a_line: str | None):
+def test_control_characters_are_escaped(text: str, shown: str | None, in_a_line: str | None):
     assert visible(text) == (text if shown is None else shown)
     assert visible(text, line=True) == (text if in_a_line is None else in_a_line)
 
@@ -112,7 +112,7 @@ def test_a_path_has_the_same_bytes_in_every_locale():
     assert bytes(path_of("é")) == bytes(path_of("\udcc3\udca9")) == b"\xc3\xa9"
 
 
-def test_a_client_begins_no_line_of_the_log(capsys: pytest.CaptureFixture[str]):
+def test_a_client_cannot_start_a_line_in_the_log(capsys: pytest.CaptureFixture[str]):
     forged = "x\n12:00:00 POST / 200\r\x1b[2J\u2028"
     for quiet in (False, True):
         with request_log(quiet=quiet):

@@ -1,4 +1,4 @@
-"""Others who use a server while something goes wrong there: none of them may notice."""
+"""Other clients of a server while something fails there: none of them may notice."""
 
 import json
 import threading
@@ -26,12 +26,12 @@ LONG: dict[str, Any] = {
     "temperature": 0,
     "speculation": {"drafter": "none"},
 }
-"""What takes 1.4 seconds at least with a model that is `slowed`."""
+"""A request of at least 1.4 seconds with a `slowed` model."""
 
 
 @contextmanager
 def slowed(model: Model, seconds: float = 0.003) -> Iterator[None]:
-    """Each call of the engine takes so long at least, so that there is time for faults."""
+    """Slow down the engine's forward passes, to leave time for faults."""
     engine: Any = model.engine
     step, outer = engine.step, vars(engine).get("step")
 
@@ -44,16 +44,16 @@ def slowed(model: Model, seconds: float = 0.003) -> Iterator[None]:
         yield
     finally:
         if outer is None:
-            del engine.step  # or it would hide what other tests do with the class
+            del engine.step  # or it would hide patches of the class by other tests
         else:
             engine.step = outer
 
 
-class Others:
-    """Two clients who ask for the same again and again."""
+class OtherClients:
+    """Two clients that repeat the same requests."""
 
     def __init__(self, model: Model) -> None:
-        """Find out what they get alone, from a model whose cache is empty."""
+        """Record their responses alone, from a model whose cache is empty."""
         self._slots = model.engine.free_slots
         self.expected = []
         for body in ASKED:
@@ -63,7 +63,7 @@ class Others:
 
     @contextmanager
     def unharmed(self, server: Running) -> Iterator[None]:
-        """They ask all the while; in the end the server is at rest and all slots are there."""
+        """Send requests during the block; then the server must be idle with all slots free."""
         over = threading.Event()
 
         def ask(at: int) -> set[str]:
@@ -85,7 +85,7 @@ class Others:
 
 
 def counted(server: Running) -> int:
-    """Slots that are free, and those that the prompt cache holds, each once."""
+    """Return the free slots plus those of the prefix cache, each counted once."""
     entries: Any = server.scheduler.prefix_cache._entries
     held = {block for entry in list(entries) for block in entry.sequence._numbers}
     engine = server.model.engine
@@ -93,20 +93,20 @@ def counted(server: Running) -> int:
 
 
 def answer(server: Running, body: dict[str, Any], *, stream: bool) -> str:
-    """The text; who finds the queue full comes again."""
+    """Return the text; retry while the queue is full."""
     while (response := server.post(TEXT, {**body, "stream": stream})).status_code == 429:
         time.sleep(0.05)
     assert response.status_code == 200, response.text
     if not stream:
         return str(response.json()["choices"][0]["text"])
-    lines = response.text.splitlines()  # some are comments, where the machine is slow
+    lines = response.text.splitlines()  # a slow machine adds comments
     *events, end = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert end == "[DONE]"
     return "".join(json.loads(event)["choices"][0]["text"] for event in events)
 
 
 def fault(response: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
     assert set(error) >= {"message", "type", "param", "code"}

@@ -1,4 +1,4 @@
-"""What clients remember of other models and servers: no item, block or part ends a chat."""
+"""Items, blocks and parts from other models and servers in a client's history end no chat."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def post(server: Running, path: str, body: dict[str, Any]) -> Any:
 
 
 def call(name: str, arguments: str, output: str = "") -> list[str]:
-    """What a prompt has of a call, and of its result."""
+    """Return the text of a call and of its result in a prompt."""
     words = [f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>']
     return [*words, f"<tool_response>\n{output}\n</tool_response>"] if output else words
 
@@ -55,7 +55,7 @@ SHELL = {"stdout": "out", "stderr": "", "outcome": {"type": "exit", "exit_code":
 
 
 def pair(kind: str, call: dict[str, Any], **output: Any) -> list[dict[str, Any]]:
-    """An item with a call, and the one with its output."""
+    """Return an item with a call and the one with its output."""
     output_kind = f"{kind}_output".replace("search_call", "search")
     return [item(kind, call_id="c", **call), {"type": output_kind, "call_id": "c", **output}]
 
@@ -190,7 +190,7 @@ ITEMS: dict[str, tuple[list[dict[str, Any]], list[str], int]] = {
         }.items()
     },
 }
-"""Type -> the items, what a prompt has of them, and how many parts became markers."""
+"""Type -> the items, their words in a prompt, and the number of parts that become markers."""
 
 
 def types_of(union: Any) -> set[str]:
@@ -204,14 +204,14 @@ def _literals(hint: Any) -> list[str]:
     return [value for inner in values for value in inner if isinstance(value, str)]
 
 
-def test_every_type_of_item_of_the_openai_package_is_tried():
+def test_every_openai_item_type_is_tested():
     tried = {str(entry.get("type")) for items, *_ in ITEMS.values() for entry in items}
     others = {"item_reference", "compaction_trigger"}  # an id of ours, and a request
     assert types_of(ResponseInputItemParam) - tried - others == set()
 
 
 @pytest.mark.parametrize("kind", ITEMS)
-def test_an_item_of_another_model_is_a_turn_of_text_in_its_place(server: Running, kind: str):
+def test_a_foreign_item_becomes_text_in_its_place(server: Running, kind: str):
     items, words, marks = ITEMS[kind]
     reply = post(server, RESPONSES, {"input": [USER, *items, LAST]})
     Response.model_validate(reply, strict=True)
@@ -226,7 +226,7 @@ def test_an_item_of_another_model_is_a_turn_of_text_in_its_place(server: Running
     assert "ignored_items" not in again
     if kind == "message":
         return  # the user's own
-    alone = post(server, RESPONSES, {"input": [USER, *items]})  # the last item is no message
+    alone = post(server, RESPONSES, {"input": [USER, *items]})  # the last item is not a message
     assert alone["status"] == "completed"
 
 
@@ -254,7 +254,7 @@ BLOCKS: list[tuple[list[dict[str, Any]], list[str], int]] = [
     ([{"type": "container_upload", "file_id": "f"}], [omitted("container_upload")], 1),
     ([{"type": "of_next_year"}], [omitted("of_next_year")], 1),
 ]
-"""Blocks of an earlier message, what a prompt has of them, and how many are marked."""
+"""Blocks of an earlier message, their words in a prompt, and the number of markers."""
 
 ANSWERS: list[tuple[list[dict[str, Any]], list[str], int]] = [
     *BLOCKS,
@@ -312,7 +312,7 @@ RESULTS: list[tuple[Any, list[str], int]] = [
 
 
 @pytest.mark.parametrize("where", ["user", "assistant", "result"])
-def test_a_block_of_an_earlier_message_or_a_result_is_text_in_its_place(
+def test_a_block_in_an_earlier_message_or_result_becomes_text_in_its_place(
     server: Running, where: str
 ):
     table = {"user": BLOCKS, "assistant": ANSWERS, "result": RESULTS}[where]
@@ -341,7 +341,7 @@ FILE = {"type": "file", "file": {"file_data": "x"}}
 CUSTOM = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def test_parts_of_earlier_chat_messages_and_of_results_are_marked(server: Running):
+def test_parts_of_earlier_chat_messages_and_results_are_marked(server: Running):
     called = {"role": "assistant", "content": None, "tool_calls": [CUSTOM]}
     answer = {"role": "tool", "tool_call_id": "c", "content": [TEXT, IMAGE_PART]}
     for part, mark in ((IMAGE_PART, "image"), (AUDIO, "audio"), (FILE, "file")):
@@ -383,7 +383,7 @@ def test_parts_of_earlier_chat_messages_and_of_results_are_marked(server: Runnin
         (RESPONSES, {"input": [LAST, {"type": "compaction_trigger"}]}, ""),
     ],
 )
-def test_a_part_of_the_users_own_message_is_refused_with_its_path(
+def test_an_unsupported_part_of_a_user_message_is_rejected_with_its_path(
     server: Running, path: str, body: dict[str, Any], named: str
 ):
     response = server.post(path, {"max_tokens": 9, **body} if path != RESPONSES else body)
@@ -396,14 +396,14 @@ def test_a_part_of_the_users_own_message_is_refused_with_its_path(
 
 
 @pytest.mark.parametrize("kind", ["reasoning", "additional_tools"])
-def test_an_input_without_a_message_is_refused(server: Running, kind: str):
+def test_an_input_without_a_message_is_rejected(server: Running, kind: str):
     for more in ({}, {"instructions": "Be brief."}, {"store": False}):
         response = server.post(RESPONSES, {"input": [item(kind)], **more})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
 
 
-def test_claude_code_finds_the_part_to_remove_in_the_error(server: Running):
-    """Its regular expression, as of version 2.1.197; it then sends the message without the part."""
+def test_claude_code_can_parse_the_unsupported_part_error(server: Running):
+    """The pattern of version 2.1.197, which then resends the message without the part."""
     pattern = r"messages[.[](\d+)[\].]+content[.[](\d+)[\].]+(image|document|pdf)"
     for block in (IMAGE_BLOCK, PDF):
         turns = [USER, {"role": "user", "content": [TEXT, block]}]
@@ -413,7 +413,7 @@ def test_claude_code_finds_the_part_to_remove_in_the_error(server: Running):
         assert found.groups() == ("1", "1", block["type"])
 
 
-def test_a_file_next_to_a_tools_result_is_no_part_of_the_users_own_message(server: Running):
+def test_a_file_next_to_a_tool_result_does_not_count_as_the_users(server: Running):
     """Claude Code sends the pages of a PDF there."""
     turns = [USER, {"role": "assistant", "content": [USE]}]
     turns += [{"role": "user", "content": [result("tool_result", "read"), PDF]}]

@@ -1,4 +1,4 @@
-"""Keeping answers: what is kept and drafted from, and what happens where it cannot be kept."""
+"""Answer history: its contents, drafts from it, and errors while saving it."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def lines_of(folder: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 
-def test_an_answer_is_kept_without_its_prompt_and_drafted_from_in_the_next_process(
+def test_a_response_is_saved_without_its_prompt_and_used_by_the_next_process(
     kept: KeptAnswers, tmp_path: Path, said: StringIO
 ):
     assert kept.text is None
@@ -66,7 +66,7 @@ def test_an_answer_is_kept_without_its_prompt_and_drafted_from_in_the_next_proce
     assert said.getvalue().count("\n") == 1  # it is said once, where they are kept
 
 
-def test_answers_that_failed_or_repeat_themselves_are_not_kept(kept: KeptAnswers, tmp_path: Path):
+def test_failed_and_repetitive_responses_are_not_saved(kept: KeptAnswers, tmp_path: Path):
     kept.add(ended([1, 2, 3], failed=True))
     kept.add(ended([1]))
     kept.add(ended([1, 2, 3, 4] * 16, FinishReason.LENGTH))
@@ -80,7 +80,7 @@ def log_of(folder: Path) -> Path:
     return path
 
 
-def test_lines_that_were_cut_or_are_no_answers_spoil_no_other(
+def test_invalid_history_lines_do_not_affect_the_rest(
     kept: KeptAnswers, tmp_path: Path, said: StringIO
 ):
     kept.add(ended([*range(20)]))
@@ -96,7 +96,7 @@ def test_lines_that_were_cut_or_are_no_answers_spoil_no_other(
     assert max(other.text._columns["text"]) == VOCAB  # the end of an answer
 
 
-def test_a_first_line_that_was_cut_is_written_again(tmp_path: Path, said: StringIO):
+def test_a_truncated_history_header_is_rewritten(tmp_path: Path, said: StringIO):
     opened(tmp_path, said).add(ended([1, 2]))
     path = log_of(tmp_path)
     path.write_bytes(path.read_bytes()[:20])
@@ -104,7 +104,7 @@ def test_a_first_line_that_was_cut_is_written_again(tmp_path: Path, said: String
     assert lines_of(tmp_path)[1:] == [[3, 4]]
 
 
-def test_several_models_may_keep_and_count_at_once(
+def test_several_models_may_save_and_count_concurrently(
     tmp_path: Path, said: StringIO, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(kept_module, "due", lambda *_: True)
@@ -126,7 +126,7 @@ def test_several_models_may_keep_and_count_at_once(
     assert all(len(answer) == 200 for answer in answers)
 
 
-def test_the_oldest_answers_are_dropped(
+def test_the_oldest_responses_are_dropped(
     kept: KeptAnswers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(kept_module, "MAX_TOKENS", 40)
@@ -145,7 +145,7 @@ def test_the_oldest_answers_are_dropped(
 @pytest.mark.parametrize(
     "header", ['{"kind": "other"}', "[1]", '{"kind": "paceline kept answers"}']
 )
-def test_answers_of_another_model_or_version_are_neither_read_nor_written(
+def test_responses_of_another_model_or_version_are_neither_read_nor_written(
     kept: KeptAnswers, tmp_path: Path, said: StringIO, header: str
 ):
     kept.add(ended([1, 2]))
@@ -162,7 +162,7 @@ def test_answers_of_another_model_or_version_are_neither_read_nor_written(
     assert "another model or version" in said.getvalue()
 
 
-def test_damaged_counts_are_ignored_with_a_line_and_made_again(
+def test_corrupt_counts_are_ignored_with_a_warning_and_rebuilt(
     kept: KeptAnswers, tmp_path: Path, said: StringIO
 ):
     kept.add(ended([*range(20)]))
@@ -178,7 +178,7 @@ def test_damaged_counts_are_ignored_with_a_line_and_made_again(
 
 
 @pytest.mark.parametrize("where", ["write", "cut short", "open", "counts"])
-def test_a_full_disk_is_one_line_and_answers_go_on(
+def test_a_full_disk_is_a_one_line_warning_and_responses_continue(
     kept: KeptAnswers, said: StringIO, where: str, monkeypatch: pytest.MonkeyPatch
 ):
     def full(*_: object) -> int:
@@ -209,7 +209,7 @@ def keeping(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     end_scheduler(keeping)
 
 
-def test_a_model_drafts_from_what_it_said_and_says_the_same(keeping: Model, model: Model):
+def test_a_model_drafts_from_its_answer_history_with_the_same_output(keeping: Model, model: Model):
     plain = model.generate(PROMPT, **{**ANSWER, "drafter": "none"})
     first = keeping.generate(PROMPT, **ANSWER)
     keeping.flush()
@@ -222,7 +222,7 @@ def test_a_model_drafts_from_what_it_said_and_says_the_same(keeping: Model, mode
     assert alone.stats.accepted > 10
 
 
-def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(keeping: Model):
+def test_a_salted_request_neither_saves_nor_uses_the_answer_history(keeping: Model):
     with closing(keeping.open_scheduler()) as scheduler:
         scheduler.start()
         salted = Submitted(keeping, PROMPT, salt="a", **ANSWER).result()
@@ -240,7 +240,7 @@ def test_a_request_with_a_salt_is_neither_kept_nor_drafted_from_kept_answers(kee
     assert salted.token_ids == first.token_ids == second.token_ids == again.token_ids
 
 
-def test_kept_answers_are_listed_and_forgotten(keeping: Model):
+def test_saved_responses_are_listed_and_deleted(keeping: Model):
     assert all_kept() == []
     keeping.generate(PROMPT, **ANSWER)
     keeping.flush()
@@ -251,6 +251,6 @@ def test_kept_answers_are_listed_and_forgotten(keeping: Model):
     assert all_kept() == [kept]
     kept.remove()
     assert all_kept() == []
-    keeping.generate(PROMPT, **ANSWER)  # what it has in memory may still be drafted from
+    keeping.generate(PROMPT, **ANSWER)  # it may still draft from memory
     keeping.flush()
     assert all_kept() == []

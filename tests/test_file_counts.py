@@ -1,4 +1,4 @@
-"""How many source files a token and a request pass: what a newcomer reads to follow one.
+"""The number of source files that a token and a request pass: a newcomer's reading list.
 
 docs/architecture.md has the figures. A change that needs more files says why there.
 """
@@ -28,7 +28,7 @@ PROMPT = "the quick brown fox jumps over the quick brown fox"
 
 @contextmanager
 def files_called() -> Iterator[set[str]]:
-    """The files of paceline of which functions run, in any thread that starts meanwhile."""
+    """Collect the files of paceline whose functions run in the context, in any new thread."""
     names = set[str]()
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
@@ -36,7 +36,7 @@ def files_called() -> Iterator[set[str]]:
         if event == "call" and code.co_filename.startswith(SOURCE) and code.co_name != "<module>":
             names.add(code.co_filename.removeprefix(SOURCE))
 
-    gc.collect()  # models of other tests are freed now, and not meanwhile
+    gc.collect()  # models of other tests are freed now, not later
     threading.setprofile(note)
     sys.setprofile(note)
     try:
@@ -46,7 +46,7 @@ def files_called() -> Iterator[set[str]]:
         threading.setprofile(None)
 
 
-def test_files_of_a_token_in_the_loop(model: Model):
+def test_a_token_in_the_loop_passes_a_limited_number_of_files(model: Model):
     model.generate(PROMPT, max_tokens=8, drafter="suffix", **GREEDY)
     end_scheduler(model)  # the next one's thread is watched
     with (
@@ -62,7 +62,9 @@ def test_files_of_a_token_in_the_loop(model: Model):
     assert len(passed) <= TOKEN, sorted(passed)
 
 
-def test_files_of_generate(tiny_gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str]):
+def test_generate_passes_a_limited_number_of_files(
+    tiny_gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+):
     command = ["generate", PROMPT, "--model", str(tiny_gguf), "--max-tokens", "8"]
     assert main(command) == 0  # the machine's costs are measured once, not by every command
     with files_called() as names:
@@ -71,7 +73,7 @@ def test_files_of_generate(tiny_gguf: Path, cache: Path, capsys: pytest.CaptureF
     assert len(names) <= GENERATE, "\n".join(sorted(names))
 
 
-def test_files_of_a_chat_request(model: Model):
+def test_a_chat_request_passes_a_limited_number_of_files(model: Model):
     body = {"model": "any", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
     with files_called() as names, running(model) as server:
         body["model"] = server.get("/v1/models").json()["data"][0]["id"]

@@ -1,4 +1,4 @@
-"""Chats that end with the assistant's message, and calls whose arguments are no object.
+"""Chats that end with the assistant's message, and calls with non-object arguments.
 
 The same at every API and in Python. A scripted model.
 """
@@ -26,7 +26,7 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
 USER = {"role": "user", "content": "How many?"}
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 NO_END = "<|im_start|><|im_end|>{% for m in messages %}{{ m.content | length }}{% endfor %}"
-"""A template in which the text of a message cannot be found."""
+"""A template that replaces a message with its length."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def text_of(reply: Any) -> str:
 
 
 def asked(server: Running, path: str, body: dict[str, Any]) -> tuple[str, str]:
-    """The prompt and the text of an answer."""
+    """Return the prompt and the text of a response."""
     engine_of(server).prompts.clear()
     response = server.post(path, {**body, "cache_prompt": False})
     assert response.status_code == 200, response.text
@@ -77,7 +77,7 @@ BEGUN: list[Any] = ["There are", " There are ", kept("There are", "text")]
 
 
 @pytest.mark.parametrize("content", EMPTY)
-def test_an_empty_answer_at_the_end_is_dropped(server: Running, content: Any):
+def test_an_empty_final_assistant_message_is_dropped(server: Running, content: Any):
     last = {"role": "assistant", "content": content}
     without = bodies([USER])
     for path, body in bodies([USER, last, last]).items():
@@ -90,7 +90,7 @@ def test_an_empty_answer_at_the_end_is_dropped(server: Running, content: Any):
 
 
 @pytest.mark.parametrize("content", BEGUN)
-def test_a_begun_answer_is_continued_alike_at_every_api(server: Running, content: Any):
+def test_a_partial_response_is_continued_the_same_in_every_api(server: Running, content: Any):
     text = content if isinstance(content, str) else content[0]["text"]
     engine_of(server).rules = [when(f"assistant\n{text}", " 4.")]
     turns = [USER, {"role": "assistant", "content": content}]
@@ -109,7 +109,7 @@ def test_a_begun_answer_is_continued_alike_at_every_api(server: Running, content
     assert prompt_of(server) == expected
 
 
-def test_a_begun_thought_and_a_begun_answer_that_calls_are_continued(server: Running):
+def test_partial_reasoning_and_a_partial_response_with_calls_are_continued(server: Running):
     engine_of(server).rules = [always("<think>look.</think>Done.")]
     turns = [USER, {"role": "assistant", "content": "<think>\nI should"}]
     body = {"messages": turns, "max_tokens": 64}
@@ -127,7 +127,7 @@ def test_a_begun_thought_and_a_begun_answer_that_calls_are_continued(server: Run
     ("begun", "prompt"),
     [("There are", "assistant\n\n\n\n\nThere are"), ("<think>\nI should", "assistant\n\nI should")],
 )
-def test_an_answer_without_thoughts_is_continued_after_its_empty_thought(
+def test_a_response_without_reasoning_continues_after_empty_reasoning(
     server: Running, begun: str, prompt: str
 ):
     turns = [USER, {"role": "assistant", "content": begun}]
@@ -135,7 +135,7 @@ def test_an_answer_without_thoughts_is_continued_after_its_empty_thought(
     assert asked(server, CHAT, body)[0] == f"user\nHow many?\n{prompt}"
 
 
-def test_a_continued_answer_is_stored_as_one_message(server: Running):
+def test_a_continued_response_is_stored_as_one_message(server: Running):
     engine_of(server).rules = [when("Sure?", "Yes."), always(" 4.")]
     turns = [USER, {"role": "assistant", "content": "There are"}]
     first = server.post(RESPONSES, {"input": turns}).json()
@@ -143,7 +143,7 @@ def test_a_continued_answer_is_stored_as_one_message(server: Running):
     assert "assistant\nThere are 4.\nuser\nSure?" in prompt_of(server)
 
 
-def test_vllms_fields_say_whether_the_last_message_is_continued(server: Running):
+def test_vllm_fields_control_whether_the_last_message_is_continued(server: Running):
     turns = [USER, {"role": "assistant", "content": "There are"}]
     opened, closed = "assistant\nThere are", "assistant\nThere are\nassistant\n"
     for fields, end in (
@@ -178,7 +178,7 @@ def test_vllms_fields_say_whether_the_last_message_is_continued(server: Running)
         assert response.json()["error"]["param"] == named
 
 
-def test_a_call_at_the_end_is_closed_at_every_api(server: Running):
+def test_a_final_tool_call_is_closed_in_every_api(server: Running):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
     item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -191,7 +191,7 @@ def test_a_call_at_the_end_is_closed_at_every_api(server: Running):
         assert asked(server, path, body)[0].endswith("</tool_call>\nassistant\n"), path
 
 
-def test_a_template_that_cannot_leave_a_turn_open_is_a_400(tmp_path: Path, tiny_cache: Path):
+def test_a_template_that_cannot_leave_a_turn_open_returns_400(tmp_path: Path, tiny_cache: Path):
     model = scripted_model(tmp_path, tiny_cache, template=NO_END)
     turns = [USER, {"role": "assistant", "content": "There are"}]
     with running(model) as server:
@@ -221,7 +221,7 @@ PARSES = TEMPLATE.replace(
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, ITERATES, JOINS, PARSES])
-def test_arguments_that_are_no_object_break_no_template(
+def test_non_object_tool_arguments_break_no_template(
     template: str, tmp_path: Path, tiny_cache: Path
 ):
     with running(scripted_model(tmp_path, tiny_cache, template=template)) as server:
@@ -246,7 +246,7 @@ def test_arguments_that_are_no_object_break_no_template(
             assert shown.strip('"') in prompts[0]
 
 
-def test_a_templates_own_error_names_the_message_and_no_path(tmp_path: Path, tiny_cache: Path):
+def test_a_template_error_names_the_message_without_paths(tmp_path: Path, tiny_cache: Path):
     refuses = "{% if 'bad' in m.content %}{{ raise_exception('no bad words') }}{% endif %}"
     template = TEMPLATE.replace("{% for m in messages %}", "{% for m in messages %}" + refuses)
     turns = [USER, {"role": "assistant", "content": "a bad one"}, USER, USER]
@@ -260,9 +260,7 @@ def test_a_templates_own_error_names_the_message_and_no_path(tmp_path: Path, tin
             assert f"{'input' if path == RESPONSES else 'messages'}[1]" in error["message"]
 
 
-def test_a_templates_own_error_names_no_message_where_tools_became_one(
-    tmp_path: Path, tiny_cache: Path
-):
+def test_a_template_error_names_no_message_if_tools_were_merged(tmp_path: Path, tiny_cache: Path):
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
         "{% if 'bad' in m.content %}{{ raise_exception('no bad words') }}{% endif %}{% endfor %}"
