@@ -62,7 +62,7 @@ def test_a_read_only_home_allows_model_paths_and_names_the_cache_variable(
     notes = [line for line in answer.stderr.splitlines() if "$PACELINE_CACHE" in line]
     assert [re.split("[,:]", note)[0] for note in notes] == [
         f"{tiny_gguf.name} is read again by each command",
-        "answers are not kept",
+        "answers are not saved",
     ]
     refused = homeless("pull", "smollm2-135m", code=2).stderr.splitlines()
     assert refused[-1].startswith("paceline: cannot make smollm2-135m")

@@ -101,7 +101,7 @@ def test_a_result_with_token_ids_is_read_as_recordings(alone: Texts, tmp_path: P
         ("[1]\n", "line 1 of .*not a JSON object"),
         ('{"prompt": [1], "answer": [2]}\n{"prompt": [1]', "line 2 of .*a.jsonl"),
         ('{"prompt": [1, -2], "answer": [2]}\n', "neither text nor token ids"),
-        ('{"messages": "hi", "answer": [2]}\n', "messages is no list"),
+        ('{"messages": "hi", "answer": [2]}\n', "messages is not a list"),
         ('{"prompt": [1], "answer": [2], "finish": "stop", "max_tokens": "x"}\n', "max_tokens"),
         ("\xff", "is not UTF-8"),
     ],

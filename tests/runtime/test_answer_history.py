@@ -120,7 +120,7 @@ def test_several_models_may_save_and_count_concurrently(
         each.start()
     for each in threads:
         each.join()
-    assert "not kept" not in said.getvalue()
+    assert "not saved" not in said.getvalue()
     answers = [line for line in lines_of(tmp_path) if isinstance(line, list)]
     assert len(answers) == 200
     assert all(len(answer) == 200 for answer in answers)

@@ -139,7 +139,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": content({"type": "image", "source": {}})}, f"{FIRST}[0].image: this"),
         (
             {"messages": content({"type": "tool_result", "tool_use_id": "toolu_0"})},
-            "no tool_use 'toolu_0'",
+            "tool_use 'toolu_0' not found",
         ),
         ({"messages": content({"type": "tool_use", "id": "a", "name": "b"})}, "assistant"),
         ({"messages": []}, "messages"),
@@ -170,7 +170,7 @@ INSTEAD = [
     (CHAT, {"stop_sequences": ["a"]}, "use stop"),
     (CHAT, {"output_format": {"type": "json_schema"}}, "use response_format"),
     (MESSAGES, {"reasoning_effort": "high"}, "use thinking"),
-    (TEXT, {"tools": [{}]}, "leave it out"),
+    (TEXT, {"tools": [{}]}, "remove it"),
 ]
 """Fields of other endpoints, which would change the answer if they were left out."""
 

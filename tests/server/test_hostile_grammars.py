@@ -257,5 +257,5 @@ def test_a_hanging_server_exits_after_its_shutdown_timeout(
         command.process.send_signal(number)
         assert command.end() == 1
         assert time.monotonic() - sent_at < 0.5 + 1 + PATIENCE / 10
-        assert "has not ended within its grace period" in command.said
+        assert "has not stopped within its shutdown timeout" in command.said
         client.join(PATIENCE)

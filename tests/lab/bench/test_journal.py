@@ -78,7 +78,7 @@ def test_a_run_with_other_settings_is_not_resumed(
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [('{"number": 1}', "is no journal of `paceline bench`"), ("5", "is not a JSON object")],
+    [('{"number": 1}', "is not a journal of `paceline bench`"), ("5", "is not a JSON object")],
 )
 def test_an_unrelated_file_is_left_alone(line: str, reason: str, output: Path, journal: Path):
     journal.write_text(f"{line}\n")

@@ -83,7 +83,7 @@ def test_a_truncated_record_is_rejected(path: Path):
     whole = path.read_bytes().rstrip()
     for kept in range(0, len(whole), 7):
         path.write_bytes(whole[:kept])
-        assert "is no result of `paceline bench`, or is truncated: " in rejected(path)
+        assert "is not a result of `paceline bench`, or is truncated: " in rejected(path)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_truncated_record_is_rejected(path: Path):
         (b"5", "expected a JSON object"),
         (b"{}", '"form": "paceline-bench"'),
         (b'{"form": "paceline-bench", "version": 2}', "has version 2 of the form"),
-        (b'{"form": "paceline-bench", "x": NaN}', "NaN is no number in JSON"),
+        (b'{"form": "paceline-bench", "x": NaN}', "NaN is not a JSON number"),
     ],
 )
 def test_a_file_that_is_not_a_record_is_rejected(content: bytes, reason: str, path: Path):

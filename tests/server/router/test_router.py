@@ -252,7 +252,7 @@ def test_a_missing_default_model_and_single_model_options_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
-    not_here = "--model {} is not among the models that are here"
+    not_here = "--model {} is not installed"
     names = ("nothing", str(tmp_path / "no.gguf"), "owner/repo:Q4_K_M")
     wrong = {("--model", name): not_here.format(name) for name in names}
     for option in (("--engine", "llamacpp"), ("--name", "x"), ("--revision", "a")):
