@@ -19,7 +19,7 @@ from paceline.errors import InvalidRequest, ModelError, PacelineError
 
 _TIMEOUT_SECONDS = 600.0
 
-Asked = tuple[str, Sequence[Mapping[str, Any]]]
+EncodedQuestion = tuple[str, Sequence[Mapping[str, Any]]]
 """The id and the messages of a prompt."""
 
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
@@ -112,7 +112,7 @@ class Sample:
 
 def closed_loop(
     endpoint: ServedModel,
-    prompts: Sequence[Asked],
+    prompts: Sequence[EncodedQuestion],
     *,
     clients: int,
     requests: int,
@@ -145,7 +145,7 @@ def closed_loop(
     return samples
 
 
-async def _send(client: Any, endpoint: ServedModel, prompt: Asked) -> Sample:
+async def _send(client: Any, endpoint: ServedModel, prompt: EncodedQuestion) -> Sample:
     """Send one streaming request and read its answer."""
     import httpx
 

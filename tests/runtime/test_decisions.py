@@ -18,7 +18,7 @@ from paceline.decoding.types import Block
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.errors import InvalidRequest
 from paceline.models import DEFAULT_MODEL, resolve
-from paceline.runtime.decisions import DecisionJob, ask, read_questions
+from paceline.runtime.decisions import DecisionJob, encode_questions, read_questions
 from paceline.runtime.model import Model
 from support.errors import raises
 from support.families import write_gguf_of
@@ -134,7 +134,9 @@ def test_a_decision_is_bit_identical_after_a_restart(
 
 
 def test_a_preempted_decision_is_bit_identical(model: Model):
-    asked = ask(model.files, INPUT, read_questions(QUESTIONS), model._request({"think": False}))
+    asked = encode_questions(
+        model.files, INPUT, read_questions(QUESTIONS), model._request({"think": False})
+    )
     decided: list[Any] = []
 
     def run(most: int) -> None:
@@ -207,7 +209,7 @@ def test_a_reasoning_model_decides_without_reasoning(tmp_path: Path, cache: Path
     path = write_thinking(tmp_path / "qwen.gguf", TEMPLATES["qwen3"])
     with paceline.load(path) as model:
         request = model._request({"think": False})
-        (asked,) = ask(model.files, INPUT, read_questions([PREDICATE]), request)
+        (asked,) = encode_questions(model.files, INPUT, read_questions([PREDICATE]), request)
         assert model.detokenize(asked.prompt).endswith("assistant\n\n\n\n\n")
         model.decide(INPUT, [PREDICATE])
     path = write_thinking(tmp_path / "r1.gguf", TEMPLATES["deepseek-r1"])

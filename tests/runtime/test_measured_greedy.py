@@ -17,7 +17,7 @@ from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import Case, Contender
 from paceline_lab.bench.turns import PromptTurn
 from paceline_lab.learn import data
-from paceline_lab.learn.folder import LearntFolder
+from paceline_lab.learn.folder import LearnedFolder
 from paceline_lab.learn.variety import Variety
 from paceline_lab.peers.paceline_peer import PacelinePeer
 from paceline_lab.sweep.cases import length_cases
@@ -57,7 +57,7 @@ def _verified(model: Model, suite: Path, _: Path) -> None:
 
 
 def _answered(model: Model, suite: Path, out: Path) -> None:
-    folder = LearntFolder(model.files, out)
+    folder = LearnedFolder(model.files, out)
     data.DataMaker(model, folder, Variety(), seconds=0, progress=QUIET).run([load_suite(suite)])
 
 
@@ -95,7 +95,7 @@ def test_a_measurement_is_greedy_regardless_of_registry_and_model(
 def test_prompts_are_sampled_as_requested_regardless_of_registry_and_model(
     model: Model, tmp_path: Path, seen: list[Request]
 ):
-    folder = LearntFolder(model.files, tmp_path / "o")
+    folder = LearnedFolder(model.files, tmp_path / "o")
     maker = data.DataMaker(model, folder, Variety(), seconds=99, progress=QUIET)
     with suppress(PacelineError):  # the tiny model's prompts are useless
         maker.run([])

@@ -52,7 +52,7 @@ def forget(
         lines.append(f"{done}: messages typed in chat, {megabytes(history_bytes)}")
         if not dry_run:
             remove(typed)
-    learnt = values["drafters"]
-    value = {done: values["answers"], "learnt": learnt, "history_bytes": history_bytes}
+    learned = values["drafters"]
+    value = {done: values["answers"], "learnt": learned, "history_bytes": history_bytes}
     print_value(output, value, "\n".join(lines) or "nothing is saved")
     return 0

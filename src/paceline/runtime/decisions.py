@@ -209,7 +209,7 @@ def _options(given: Any, path: str, key: str) -> dict[str | bool, str]:
 # -- from questions to prompts ---------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class EncodedQuestion(NamedTuple):
     """A question as tokens."""
 
     question: Question
@@ -223,12 +223,12 @@ class Asked(NamedTuple):
         return len(self.prompt) + max(map(len, self.labels))
 
 
-def ask(
+def encode_questions(
     files: ModelFiles,
     given: str | Sequence[Message],
     questions: Sequence[Question],
     request: Request,
-) -> list[Asked]:
+) -> list[EncodedQuestion]:
     """Return the prompt of each question about an input: a text, or the messages of a chat.
 
     Raises InvalidRequest if the chat template rejects the input, and for a model that always
@@ -257,7 +257,7 @@ def ask(
             raise InvalidRequest(
                 f"decisions are made without reasoning, and {files.short_name} begins with it"
             )
-        asked.append(Asked(question, tokens, [codes[name] for name in names]))
+        asked.append(EncodedQuestion(question, tokens, [codes[name] for name in names]))
     return asked
 
 
@@ -299,7 +299,7 @@ class DecisionJob(PrefillJob):
     def __init__(
         self,
         sequence: KVSequence,
-        asked: Sequence[Asked],
+        asked: Sequence[EncodedQuestion],
         decided: list[Decision],
         files: ModelFiles,
         exact: Callable[[], bool],
@@ -366,7 +366,7 @@ class DecisionJob(PrefillJob):
         self.sequence.rewind(min(len(self.tokens), self.sequence.length))
 
 
-def shared_input(asked: Sequence[Asked]) -> list[int]:
+def shared_input(asked: Sequence[EncodedQuestion]) -> list[int]:
     """Return the common prefix of all prompts; each has at least one more token."""
     first = asked[0].prompt
     lengths = [common_prefix_length(first, one.prompt[:-1]) for one in asked]

@@ -32,7 +32,7 @@ from paceline.runtime.conversation import Conversation
 from paceline.runtime.decisions import (
     DecisionJob,
     Decisions,
-    ask,
+    encode_questions,
     read_questions,
     shared_input,
 )
@@ -358,7 +358,7 @@ class Model:
         from paceline.runtime.batching.request import BatchRequest
 
         request = self._request({"drafter": "none", "think": False, "parse_special": parse_special})
-        asked = ask(self.files, input, read_questions(questions), request)
+        asked = encode_questions(self.files, input, read_questions(questions), request)
         scheduler = (self._owner or self)._scheduler or self.scheduler  # not one that is draining
         tokens, room = shared_input(asked), scheduler.admission.max_length
         longest = max(one.length for one in asked)

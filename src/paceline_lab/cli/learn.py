@@ -64,7 +64,7 @@ def learn(
     from paceline.storage.files import locked
     from paceline.verify.suite import load_suite
     from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker, variety_of
-    from paceline_lab.learn.folder import LearntFolder
+    from paceline_lab.learn.folder import LearnedFolder
     from paceline_lab.learn.openings import openings
     from paceline_lab.learn.table import Use, learn_table, text_of
 
@@ -90,7 +90,7 @@ def learn(
         lower_priority()
         if not given:
             openings(target.files)  # fails before anything is written
-        folder = LearntFolder(target.files)
+        folder = LearnedFolder(target.files)
         with locked(folder.path), _report_if_stopped(progress):
             progress.note(_notice(folder.path, seconds, tokens, AT_ONCE / cost(AT_ONCE), model))
             variety = variety_of(folder, suites)

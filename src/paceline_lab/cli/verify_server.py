@@ -27,7 +27,7 @@ from paceline_lab.client import (
     PLAIN,
     SPECULATION,
     Access,
-    Asked,
+    EncodedQuestion,
     Sample,
     ServedModel,
     closed_loop,
@@ -159,7 +159,7 @@ def verify(
 
 
 def _first_answers(
-    endpoints: Mapping[str, ServedModel], prompts: Sequence[Asked], progress: Progress
+    endpoints: Mapping[str, ServedModel], prompts: Sequence[EncodedQuestion], progress: Progress
 ) -> Mapping[str, Sample]:
     """Return prompt -> first-mode answer, alone. Raises InvalidRequest if the first one fails."""
     mode, endpoint = next(iter(endpoints.items()))

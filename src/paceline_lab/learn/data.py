@@ -20,7 +20,7 @@ from paceline.runtime.prompt import Prompt
 from paceline.runtime.stream import results_of
 from paceline.storage.journals import Append, appending
 from paceline.verify.suite import Suite, prompt_for
-from paceline_lab.learn.folder import ANSWERS, LearntFolder, TrainingAnswer
+from paceline_lab.learn.folder import ANSWERS, LearnedFolder, TrainingAnswer
 from paceline_lab.learn.openings import WAY_OUT, Opening, follow_ups, mixed, openings
 from paceline_lab.learn.variety import Variety
 
@@ -80,7 +80,7 @@ class WrittenPrompt:
     """Seed of the prompt's generation; None: the user gave the prompt."""
 
 
-def variety_of(folder: LearntFolder, suites: Iterable[Suite]) -> Variety:
+def variety_of(folder: LearnedFolder, suites: Iterable[Suite]) -> Variety:
     """Return the variety of earlier runs' prompts, which excludes those of suites."""
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     first = [str(one.get("content", "")) for prompt in prompts for one in prompt.messages]
@@ -97,7 +97,7 @@ class DataMaker:
     def __init__(
         self,
         model: Model,
-        folder: LearntFolder,
+        folder: LearnedFolder,
         variety: Variety,
         *,
         seconds: float,

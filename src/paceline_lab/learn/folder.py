@@ -47,7 +47,7 @@ class TrainingAnswer:
         return self.finish == FinishReason.REPETITION
 
 
-class LearntFolder:
+class LearnedFolder:
     def __init__(self, files: ModelFiles, path: Path | None = None) -> None:
         """Create the folder, or open that of an earlier run; the default `path` is the model's.
 

@@ -24,7 +24,7 @@ from paceline.runtime.drafting import Drafting, install
 from paceline.runtime.request import check
 from paceline.storage.files import megabytes, sha256_of, size_of, writing
 from paceline.storage.manifest import begin_artifact, write_manifest
-from paceline_lab.learn.folder import ANSWERS, LearntFolder, TrainingAnswer
+from paceline_lab.learn.folder import ANSWERS, LearnedFolder, TrainingAnswer
 from paceline_lab.learn.variety import HELD_OUT, UNSEEN, Variety, part_of
 from paceline_lab.simulate.replay import Recording, simulate
 from paceline_lab.simulate.report import Total
@@ -73,7 +73,7 @@ class Gain:
 
 
 def learn_table(
-    folder: LearntFolder,
+    folder: LearnedFolder,
     use: Use,
     forms: Sequence[ModelFiles],
     variety: Variety,
@@ -144,7 +144,7 @@ def is_gain(gains: Mapping[str, Gain]) -> bool:
 
 
 def count(
-    folder: LearntFolder,
+    folder: LearnedFolder,
     path: Path,
     *,
     target: str,

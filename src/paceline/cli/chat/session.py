@@ -40,7 +40,7 @@ _MAX_UNDONE = 1000  # steps
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class _Before(NamedTuple):
+class _Snapshot(NamedTuple):
     messages: Messages
     step: str
 
@@ -59,7 +59,7 @@ class Session:
         self._terminal: Terminal | None = None
         self._loaded: Model | None = None
         self.saved_as = ""  # the file that this chat was written to or read from
-        self._before: list[_Before] = []
+        self._before: list[_Snapshot] = []
         self.messages: Messages = []
         if (system := answer.system) is not None:
             self.messages = [{"role": "system", "content": system}]
@@ -206,7 +206,7 @@ class Session:
         encode_prompt(files, messages, check(self.options if options is None else options))  # type: ignore[arg-type]
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
-        self._before = [*self._before[1 - _MAX_UNDONE :], _Before(self.messages, step)]
+        self._before = [*self._before[1 - _MAX_UNDONE :], _Snapshot(self.messages, step)]
         self.messages = [*messages]
 
     def _send(self, conversation: Conversation, message: str) -> Stream:
