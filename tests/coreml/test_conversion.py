@@ -1,8 +1,13 @@
 """Conversion of checkpoints to Core ML artifacts: results, resumption, errors."""
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections import namedtuple
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ from paceline_coreml.conversion.compress import compress
 from paceline_coreml.conversion.conversion_options import ConversionOptions, with_defaults
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.scratch import scratch
 from paceline_coreml.conversion.shards import convert_head, convert_layers
 from paceline_coreml.conversion.source import Source
 from paceline_coreml.conversion.topology import LayerSize, even_topology
@@ -33,6 +39,7 @@ from paceline_coreml.rehearsal.weights import Constant
 from support import mil
 from support.coreml import tiny_llama, tiny_source
 from support.coreml_checkpoints import zaya_artifact
+from support.errors import raises
 
 pytestmark = pytest.mark.coreml
 
@@ -45,6 +52,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     source = tiny_source(tmp_path_factory.mktemp("checkpoint"))
     source.tokenizer.with_name(GENERATION).write_text(json.dumps(SAMPLING), encoding="utf-8")
     return source
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[Path]:
+    """Replace `scratch`: the packages of `PROGRAMS` stay."""
+    with tempfile.TemporaryDirectory() as work:
+        yield Path(work)
 
 
 PROGRAMS: dict[tuple[Any, ...], Any] = {}
@@ -66,6 +80,7 @@ def made(source: Source, out: Path, **recipe: Any) -> Artifact:
     with pytest.MonkeyPatch.context() as patch:
         for part in (convert_layers, convert_head):
             patch.setattr(conversion, part.__name__, once(part))
+        patch.setattr(conversion, "scratch", lasting)
         return convert(source, out, ConversionOptions(**(common | recipe)), progress=QUIET)
 
 
@@ -204,6 +219,8 @@ def test_conversion_reuses_finished_packages(
     assert sorted(path.name for path in out.glob("*.mlpackage")) == parts
     with pytest.raises(ModelError):
         read_artifact(out)
+    with raises(ModelError, "an unfinished conversion", "paceline convert"):
+        open_folder(out, "mine")
     # An incomplete package, as after a crash during the move.
     (out / ".layers-002-003.mlpackage").mkdir()
     (out / ".layers-002-003.mlpackage" / "junk").write_text("x")
@@ -252,23 +269,65 @@ def test_conversion_rejects_a_folder_in_use_or_with_other_files(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_packages_are_built_in_the_temporary_folder(tmp_path: Path, monkeypatch: Any):
+def test_all_that_coremltools_writes_is_in_the_temporary_folder(tmp_path: Path, monkeypatch: Any):
     source = tiny_source(tmp_path, num_hidden_layers=1)
     place = tmp_path / "scratch"
     place.mkdir()
-    seen = []
-    whole = shutil.move
+    seen: list[Path] = []
+    whole = tempfile.mkdtemp
 
-    def moved(made: Any, to: Any) -> Any:
-        seen.append(Path(made))
-        return whole(made, to)
+    def made(*args: Any, **options: Any) -> str:
+        seen.append(Path(whole(*args, **options)))
+        return str(seen[-1])
 
-    monkeypatch.setattr(conversion.shutil, "move", moved)
-    recipe = ConversionOptions(slots=64, head_rows=160, weights="f16")
-    convert(source, tmp_path / "out", recipe, temporary=place, progress=QUIET)
-    assert len(seen) == 2
+    monkeypatch.setattr(tempfile, "mkdtemp", made)
+    recipe = ConversionOptions(slots=64, head_rows=160, functions=(2, 4))
+    with scratch(place):
+        convert(source, tmp_path / "out", recipe, progress=QUIET)
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("tmp")] == []
+    assert len(seen) > 8
     assert all(path.is_relative_to(place) for path in seen)
     assert list(place.iterdir()) == []
+
+
+HELD = """
+import sys
+from pathlib import Path
+from paceline_coreml.conversion.scratch import scratch
+with scratch(Path(sys.argv[1])) as work:
+    (work / "tmp1.mlpackage").mkdir()
+    print(work, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_what_a_killed_conversion_left_is_removed_and_not_what_others_use(tmp_path: Path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        left = Path(other.stdout.readline().strip())
+        with scratch(tmp_path) as work:
+            assert {*tmp_path.iterdir()} == {left, work}
+        other.kill()
+    assert [*left.iterdir()] == [left / "tmp1.mlpackage"]
+    with scratch(tmp_path) as work:
+        assert [*tmp_path.iterdir()] == [work]
+
+
+def test_a_full_disk_is_one_line_before_the_conversion_and_during_it(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Usage = namedtuple("Usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(9, 9, 60_000))
+    with raises(ModelError, "the disk is full", "which has 0.1 MB", "--temporary"):
+        made(source, tmp_path / "out")
+    assert [*tmp_path.iterdir()] == []
+    with raises(ModelError, "the disk is full", "has 0.1 MB", "--temporary"), scratch(tmp_path):
+        raise RuntimeError("MIL FileWriter: Unknown error")
 
 
 # --- invalid checkpoints
@@ -301,11 +360,11 @@ def without(name: str) -> Callable[[Path], None]:
         ),
         (
             lambda folder: changed_config(folder, num_attention_heads=8, head_dim=16),
-            "layer 0 of this llama model cannot be built from its tensors",
+            r"layers\.0\.self_attn\.\w_proj\.weight as \[64, 64\] F32; expected \[64, 128\]",
         ),
         (
             lambda folder: (folder / "model.safetensors").write_bytes(b"nonsense"),
-            "cannot be read as safetensors",
+            r"cannot read .*model\.safetensors as safetensors",
         ),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     ],

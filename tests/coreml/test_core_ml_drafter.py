@@ -21,7 +21,7 @@ from paceline.storage.manifest import MANIFEST
 from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.families.dflash import open_drafter
-from paceline_coreml.conversion.source import Source
+from paceline_coreml.conversion.source import Source, open_source
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.golden import report
 from paceline_coreml.golden.drafter import in_torch
@@ -92,12 +92,18 @@ def test_core_ml_drafts_are_bit_identical_for_any_chunking(
     assert report(short, drafter, target=target, progress=QUIET).passed
 
 
-def test_the_reference_matches_the_mlx_network(artifact: Path, drafter: Path, target: Path):
+@pytest.mark.parametrize("bits", [None, 4])
+def test_the_reference_matches_the_mlx_network(
+    bits: int | None, drafter: Path, target: Path, tmp_path: Path
+):
     import mlx.core as mx
 
     from paceline_mlx.heads.cache import NewRows
     from paceline_mlx.heads.dflash.network import Network
 
+    if bits is not None:
+        target = mlx.quantized(target, tmp_path / "quantized", bits=bits)
+    artifact = converted(drafter, target, tmp_path / "artifact")
     engine = opened(target)
     network = Network(drafter, engine.model)
     states = np.random.default_rng(1).normal(size=(11, 128)).astype(np.float32)
@@ -126,7 +132,7 @@ SAMPLINGS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["mlx", "llamacpp", "coreml"])
+@pytest.fixture(scope="module", params=["mlx", "mlx in 4 bits", "llamacpp", "coreml"])
 def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, DrafterResources]:
@@ -142,6 +148,10 @@ def running(
         target: Any = LlamaCppEngine(files, 512, settings, binding=library("llama.cpp"))
     else:
         artifact, files = (request.getfixturevalue(name) for name in ("artifact", "target"))
+        if engine == "mlx in 4 bits":
+            engine, files = "mlx", mlx.quantized(files, folder / "quantized")
+            drafter = request.getfixturevalue("drafter")
+            artifact = converted(drafter, files, folder / "artifact")
         target, size = opened(files) if engine == "mlx" else None, mlx.VOCAB
     if engine == "coreml":
         source = tiny_source(folder, files)
@@ -190,6 +200,8 @@ def test_an_unsupported_core_ml_drafter_is_a_one_line_error(
     narrow = mlx.checkpoint(tmp_path / "deeper", "llama", num_hidden_layers=3)
     with raises(ModelError, "for another target", "number of target layers is 2"):
         taps(f"dflash:{artifact}", replace(shared, files=narrow))
+    with raises(InvalidRequest, "is a drafter", "--target"):
+        open_source(str(drafter), tmp_path, QUIET)
     with raises(InvalidRequest, "cannot draft ahead", "--to coreml"):
         taps(f"ahead:dflash:{drafter}", shared)
     with raises(InvalidRequest, "no option 'bits'", "expected none"):

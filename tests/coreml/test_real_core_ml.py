@@ -24,16 +24,16 @@ WHOLE = bool(os.environ.get("PACELINE_WHOLE"))
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2 as a Hugging Face checkpoint."""
-    with open_source("smollm2-135m", None, QUIET) as found:
-        folder = found.checkpoint
-        config = json.loads((folder / "config.json").read_text())
-        config["num_hidden_layers"] = 30 if WHOLE else 5
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "tokenizer.json").write_bytes(found.tokenizer.read_bytes())
-        (folder / "chat_template.jinja").write_text(str(found.template))
-        yield folder
+    found = open_source("smollm2-135m", tmp_path_factory.mktemp("source"), QUIET)
+    folder = found.checkpoint
+    config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = 30 if WHOLE else 5
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_bytes(found.tokenizer.read_bytes())
+    (folder / "chat_template.jinja").write_text(str(found.template))
+    return folder
 
 
 @pytest.fixture(scope="module")

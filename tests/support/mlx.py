@@ -172,11 +172,24 @@ def _favour(embeddings: Any, head: Any) -> None:
         head.add_(0.08 * embeddings[tokens // 4 * 4 + (tokens - 1) % 4])
 
 
-def quantized(checkpoint: Path, folder: Path, *, bits: int = 4) -> Path:
+def quantized(
+    checkpoint: Path,
+    folder: Path,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    mode: str = "affine",
+    recipe: str | None = None,
+) -> Path:
+    """Quantize all matrices alike, or by one of mlx-lm's recipes, such as mixed_3_6."""
+    from mlx_lm.convert import mixed_quant_predicate_builder
     from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
     model, config = load_model(checkpoint)
-    model, config = quantize_model(model, config, group_size=32, bits=bits)
+    chosen = recipe and mixed_quant_predicate_builder(recipe, model, group_size)
+    model, config = quantize_model(
+        model, config, group_size, bits, mode=mode, quant_predicate=chosen or None
+    )
     folder.mkdir()
     save_model(folder, model)
     save_config(config, folder / "config.json")

@@ -18,6 +18,7 @@ from paceline.models.templates import ChatTemplate
 from paceline.models.templates.control_text import ControlText
 from paceline.models.templates.marks import Thinking
 from paceline.models.templates.tokenizer import Tokenizer
+from paceline.storage.coreml import MAKING
 from paceline.storage.files import check_no_pointer, size_of
 from paceline.storage.manifest import MANIFEST, is_checked
 from paceline.storage.progress import QUIET, Progress
@@ -41,6 +42,8 @@ class ModelFiles:
     engine: str = "llamacpp"
     weights: Path | None = None
     """The GGUF file that the engine opens; None for a model in another format."""
+    classifies: bool = False
+    """True if it labels the tokens of texts, and generates none."""
 
     @cached_property
     def short_name(self) -> str:
@@ -82,6 +85,8 @@ class ModelFiles:
     @cached_property
     def template(self) -> ChatTemplate:
         """The chat template, compiled at first use. Raises ModelError if there is none."""
+        if self.classifies:
+            raise ModelError(f"{self.name} labels texts; use it with `paceline classify`")
         return ChatTemplate(
             self.chat_template,
             bos_token=self.facts.bos_token,
@@ -148,6 +153,7 @@ def _prepared(folder: Path, name: str, progress: Progress | None) -> ModelFiles:
         f"{kind}: {rest}",
         manifest.engine,
         weights,
+        manifest.task == "token-classification",
     )
 
 
@@ -160,6 +166,8 @@ def _not_a_model(folder: Path) -> str:
         return f"{folder} has {old[0].name}; {checkpoints.ONLY_SAFETENSORS}"
     if ggufs := sorted(folder.glob("*.gguf")):
         return f"{folder} is a folder; to use its GGUF file, give the path {ggufs[0]}"
+    if (folder / MAKING).is_file():
+        return f"{folder} is an unfinished conversion; run the same `paceline convert` to finish it"
     if (folder / "openvino_model.xml").is_file():
         return f"{folder} is an OpenVINO model, which paceline does not run; use its GGUF version"
     return (

@@ -71,6 +71,8 @@ class Manifest:
     made_by: str
     facts: Facts
     files: dict[str, FileRecord]
+    task: str = ""
+    """For Core ML: "causal-lm", or the task of another kind of model."""
 
     @property
     def engine(self) -> str:

@@ -13,6 +13,9 @@ CORE_ML = "coreml-model"
 EMBEDDINGS = "embeddings.npy"
 """[vocab, hidden_size] float16."""
 
+MAKING = "making.json"
+"""The file of an unfinished conversion."""
+
 
 def is_core_ml(folder: Path) -> bool:
     """Return whether a folder has the manifest of packages for Core ML."""

@@ -47,7 +47,7 @@ def workspace(parent: Path, name: str, *, needed: int) -> Iterator[Path]:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         if error.errno in _NO_SPACE:
-            raise ModelError(full_disk(parent, name, needed, CACHE_VARIABLE)) from error
+            raise ModelError(full_disk(parent, name, needed, f"${CACHE_VARIABLE}")) from error
         raise ModelError(
             f"cannot create {name} in {parent}: {error.filename or parent}: "
             f"{error.strerror or error}; choose another folder with ${CACHE_VARIABLE}"
@@ -70,15 +70,15 @@ def _no_space() -> OSError:
     return OSError(errno.ENOSPC, "no room")
 
 
-def full_disk(parent: Path, name: str, needed: int, variable: str) -> str:
-    """Return the error's message; `variable` chooses another folder."""
+def full_disk(parent: Path, name: str, needed: int, setting: str) -> str:
+    """Return the error's message; `setting` chooses another folder."""
     try:
         free = f", which has {megabytes(shutil.disk_usage(parent).free)}"
     except OSError:
         free = ""
     return (
         f"the disk is full: {name} needs {megabytes(needed)} ({needed} bytes) free in "
-        f"{parent}{free}; free some space or choose another folder with ${variable}"
+        f"{parent}{free}; free some space or choose another folder with {setting}"
     )
 
 

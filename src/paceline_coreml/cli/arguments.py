@@ -21,15 +21,15 @@ _SLOTS = 2048
 """Default context length, unless the model's own is shorter."""
 
 
-def open_artifact(name: str) -> "ModelFiles":
+def open_artifact(name: str, expected: str = "a Core ML model") -> "ModelFiles":
     """Open a Core ML model by path or name. Raises InvalidRequest if it is for another engine."""
     from paceline.models import resolve
 
     files = resolve(name)
     if files.engine != "coreml":
         raise InvalidRequest(
-            f"{name} is a model for the engine {files.engine}; expected a Core ML model, such as "
-            f"one created by `paceline convert {name} --to coreml`"
+            f"{name} is a model for the engine {files.engine}; expected {expected}, as created by "
+            "`paceline convert MODEL --to coreml`"
         )
     return files
 

@@ -35,7 +35,7 @@ def classify(
     from paceline_coreml.engine.entities import Entity, entities, probabilities
 
     progress = progress_of(output)
-    files = open_artifact(model)
+    files = open_artifact(model, "a token classifier for Core ML")
     classifier = TextClassifier(files.folder, units=compute_units, on_message=progress.note)
     tokenizer = files.tokenizer
     encoded = [tokenizer.encode_with_offsets(part) for part in texts]

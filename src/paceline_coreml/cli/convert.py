@@ -110,6 +110,7 @@ def convert(
     from paceline.storage.report import Report
     from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import convert as make
+    from paceline_coreml.conversion.scratch import scratch
     from paceline_coreml.conversion.source import open_source
     from paceline_coreml.probe import ProbeOptions, run_gates
 
@@ -122,20 +123,21 @@ def convert(
     }
     ConversionOptions(**options)  # validated before any download
     made = folder or core_ml_folder(source)
-    with open_source(source, temporary, progress, target) as opened:
+    with scratch(temporary) as work:
+        opened = open_source(source, work, progress, target)
         options["slots"] = slots_of(opened.name, opened.facts.context_length, conversion.slots)
         recipe = ConversionOptions(**options)
         gates: list[Report] = []
         if gate:
-            probing = ProbeOptions(weights, temporary, progress, stateless=recipe.stateless)
+            probing = ProbeOptions(weights, progress, stateless=recipe.stateless)
             gates = run_gates(opened, recipe, probing)
         about = {"gates": [one.value for one in gates]} if gate else {}
+        checked = "".join(f"{one.text}\n" for one in gates)
         if gates and not gates[-1].passed:
-            verdict = gates[-1].text.splitlines()[-1].removeprefix("verdict: ")
             value = {"name": opened.name, "folder": None, **about}
-            text = f"{verdict}; nothing was converted"
+            text = f"{checked}nothing was converted"
             return print_report(Report(value, passed=False, text=text), output)
-        artifact = make(opened, made, recipe, temporary=temporary, progress=progress)
+        artifact = make(opened, made, recipe, progress=progress)
     name = str(folder) if folder else opened.name + CORE_ML_SUFFIX
     packages = list(_packages(artifact))
     value = {
@@ -147,7 +149,8 @@ def convert(
         **about,
     }
     use = f"--drafter dflash:{made}" if target else f"--model {shlex.quote(name)}"
-    text = f"{source} is ready in {made}; use it with {use}"
+    use = f"`paceline classify {shlex.quote(name)}`" if artifact.labels else use
+    text = f"{checked}{source} is ready in {made}; use it with {use}"
     table = [(one["path"], one["holds"], megabytes(one["bytes"])) for one in packages]
     heads = ("package", "holds", "size")
     return print_report(Report(value, text=text, tables=[("packages", heads, table)]), output)

@@ -53,6 +53,7 @@ def golden(
     """Compare a model with itself and with transformers."""
     check_tools(temporary)
     from paceline.models import read_manifest
+    from paceline_coreml.conversion.scratch import scratch
     from paceline_coreml.conversion.source import open_source
     from paceline_coreml.golden import report
 
@@ -60,7 +61,8 @@ def golden(
     folder = open_artifact(artifact).folder
     made_from = read_manifest(folder).source
     origin = source or made_from.get("from", "")
-    with open_source(origin, temporary, progress, made_from.get("target")) as opened:
+    with scratch(temporary) as work:
+        opened = open_source(origin, work, progress, made_from.get("target"))
         compared = report(
             folder,
             opened.checkpoint,
@@ -100,16 +102,19 @@ def probe(
     check_tools(temporary)
     from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import open_model
+    from paceline_coreml.conversion.scratch import scratch
     from paceline_coreml.conversion.source import open_source
     from paceline_coreml.probe import ProbeOptions, parse_shape, probe_layer, probe_shape
 
     progress = progress_of(output)
-    options = ProbeOptions(weights, temporary, progress, units, stateless=bool(stateless))
+    options = ProbeOptions(weights, progress, units, stateless=bool(stateless))
     if model is None and shape is not None:
-        return print_report(probe_shape(parse_shape(shape), options), output)
+        with scratch(temporary):
+            return print_report(probe_shape(parse_shape(shape), options), output)
     if model is None or shape is not None:
         raise InvalidRequest("probe needs either a model or --shape; pass one of the two")
-    with open_source(model, temporary, progress) as source:
+    with scratch(temporary) as work:
+        source = open_source(model, work, progress)
         fitting = slots_of(source.name, source.facts.context_length, slots)
         recipe = ConversionOptions(weights, rows=rows or 0, slots=fitting)
         opened = open_model(source, recipe)

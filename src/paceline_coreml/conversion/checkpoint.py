@@ -1,14 +1,20 @@
-"""Reads a Hugging Face checkpoint: config.json with transformers, tensors lazily, as float32."""
+"""Reads a Hugging Face checkpoint: config.json with transformers, tensors lazily, as float32.
 
+Matrices that mlx-lm quantized are dequantized on access.
+"""
+
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.errors import ModelError
+from paceline.errors import ModelError, PacelineError
 from paceline.storage.files import read_json
+from paceline_coreml.conversion.mlx_format import FLOATS, Packing, Stored, dequantize, packing_of
 
 CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
@@ -19,7 +25,7 @@ class CheckpointFolder(NamedTuple):
     """The config and tensors of a folder, for `Family`."""
 
     config: Any
-    weights: Mapping[str, Tensor]
+    weights: "FolderTensors"
 
 
 class MissingTensor(ModelError, KeyError):
@@ -35,20 +41,57 @@ class FolderTensors(Mapping[str, Tensor]):
 
         self._files: dict[str, Any] = {}
         for path in _files(folder):
-            try:
+            with damage_reported(f"{path} as safetensors"):
                 file: Any = safe_open(path, framework="pt")
                 self._files |= dict.fromkeys(file.keys(), file)
-            except Exception as error:  # safetensors has its own error class, in Rust
-                raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
         self._folder = folder
+        self._shapes: Mapping[str, tuple[int, ...]] = {}
+
+    @property
+    def quantized(self) -> bool:
+        """True if mlx-lm quantized some matrices."""
+        return any(name.endswith(".scales") for name in self)
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check the stored tensors against their shapes by name. Raises ModelError.
+
+        Quantized tensors cannot be read before, because their format follows from their shape.
+        """
+        self._shapes = shapes
+        for name in self._files:
+            if name in shapes:
+                self._packing(name)
+
+    def expect_model(self, config: Any) -> None:
+        """Check the stored tensors against transformers' model of a config. Raises ModelError."""
+        from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        count = config.num_hidden_layers
+        if not any(name.startswith(f"model.layers.{count - 1}.") for name in self):
+            raise MissingTensor(
+                f"{self._folder} has no tensors of layer {count - 1}; its {CONFIG} has "
+                f"num_hidden_layers {count}"
+            )
+        is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        auto: Any = AutoModelForCausalLM if is_causal else AutoModelForTokenClassification
+        with torch.device("meta"):  # shapes without memory
+            model = auto.from_config(config)
+        self.expect({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._files:
             raise MissingTensor(
                 f"{self._folder} has no tensor {name}; expected a complete checkpoint for its "
-                f"{CONFIG}"
+                f"{CONFIG}{self._advice()}"
             )
-        tensor: Tensor = self._files[name].get_tensor(name)
+        packing, tensor = self._packing(name), self._stored(name)
+        if packing is not None:
+            _, scales, biases = _parts(name)
+            added = self._stored(biases) if biases in self._files else None
+            tensor = dequantize(tensor, self._stored(scales), added, packing)
+        elif tensor.shape != self._shapes.get(name, tensor.shape):
+            tensor = tensor.mT
         return tensor.to(torch.float32)
 
     def __iter__(self) -> Iterator[str]:
@@ -56,6 +99,53 @@ class FolderTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def _packing(self, name: str) -> Packing | None:
+        """Return how a tensor is quantized, or None. Raises ModelError for other types and shapes.
+
+        Reads only the files' headers.
+        """
+        words, scales, biases = (self._header(part) for part in _parts(name))
+        assert words is not None
+        shape = self._shapes.get(name)
+        if words.kind in FLOATS:
+            # MLX stores the taps of a convolution before its input channels.
+            for_mlx = shape and len(shape) == 3 and (shape[0], shape[2], shape[1])
+            if shape is None or words.shape in (shape, for_mlx):
+                return None
+        elif shape is not None and scales is not None:
+            packing = packing_of(shape, words, scales, biases)
+            if packing is not None:
+                return packing
+        found = f"{list(words.shape)} {words.kind}"
+        found += f" with scales {list(scales.shape)} {scales.kind}" if scales is not None else ""
+        expected = f"{list(shape)} floats" if shape is not None else "floats"
+        raise ModelError(
+            f"{self._folder} has {name} as {found}; expected {expected} for its {CONFIG}, or a "
+            f"format of mlx-lm{self._advice()}"
+        )
+
+    def _header(self, name: str) -> Stored | None:
+        if name not in self._files:
+            return None
+        part = self._files[name].get_slice(name)
+        return Stored(part.get_dtype(), tuple(part.get_shape()))
+
+    def _stored(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def _advice(self) -> str:
+        """Name a format of quantized weights that only other libraries read, for a message."""
+        found = read_json(self._folder / CONFIG).get("quantization_config")
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        return f", not weights quantized with {method!r}" if method else ""
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Return the names of a tensor, its scales and its biases, if mlx-lm quantized it."""
+    stem = name.removesuffix("weight")
+    return name, f"{stem}scales", f"{stem}biases"
 
 
 def read_checkpoint(folder: Path) -> CheckpointFolder:
@@ -67,11 +157,24 @@ def read_checkpoint(folder: Path) -> CheckpointFolder:
 
     if not (folder / CONFIG).is_file():
         raise ModelError(f"{folder} has no {CONFIG}; expected a Hugging Face checkpoint")
-    try:
+    with damage_reported(str(folder / CONFIG)):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError, KeyError) as error:
-        raise ModelError(f"{folder / CONFIG} cannot be used: {error}") from error
+    found = getattr(config, "quantization_config", None)
+    if isinstance(found, dict) and "quant_method" not in found:  # mlx-lm's; transformers rejects it
+        del config.quantization_config
     return CheckpointFolder(config, FolderTensors(folder))
+
+
+@contextlib.contextmanager
+def damage_reported(what: str) -> Iterator[None]:
+    """Raise ModelError, in one line, for errors of other libraries, which damaged files cause."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        reason = shorten(str(error), 200) or type(error).__name__
+        raise ModelError(f"cannot read {what}: {reason}") from error
 
 
 class Prefixed(Mapping[str, Tensor]):

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import paceline
-from paceline.errors import InvalidRequest, ModelError
+from paceline.errors import InvalidRequest
 from paceline.models import GENERATION, TEMPLATE, TOKENIZER, Progress
-from paceline.storage.coreml import EMBEDDINGS, fingerprint_of
+from paceline.storage.coreml import EMBEDDINGS, MAKING, fingerprint_of
 from paceline.storage.files import read_json, sha256_of, write_json, writing
 from paceline.storage.manifest import MANIFEST, FileRecord, remember
+from paceline_coreml.conversion.checkpoint import damage_reported
 from paceline_coreml.conversion.compress import check_patterns, compress
 from paceline_coreml.conversion.conversion_options import (
     BYTES_PER_WEIGHT,
@@ -29,6 +30,7 @@ from paceline_coreml.conversion.conversion_options import (
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.conversion.families.dflash import open_drafter
 from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.scratch import OUTPUT, TEMPORARY, check_space, scratch
 from paceline_coreml.conversion.shards import (
     ShardSizes,
     convert_head,
@@ -54,8 +56,6 @@ from paceline_coreml.engine.artifact import (
     read_artifact,
 )
 
-MAKING = "making.json"
-
 CONV_SLOTS = 64
 """Minimum rows of a convolution state: with 2 lags, a block can roll back by up to 62 rows."""
 
@@ -70,7 +70,6 @@ def convert(
     out: Path,
     options: ConversionOptions,
     *,
-    temporary: Path | None = None,
     progress: Progress,
 ) -> Artifact:
     """Create the artifact in the folder `out`, or resume an interrupted conversion.
@@ -79,7 +78,6 @@ def convert(
         source: the model.
         out: a new folder, or one with the same conversion, complete or not.
         options: the conversion's options.
-        temporary: folder for building shards before they move to `out`; None: the system's.
         progress: reports finished packages.
 
     Raises:
@@ -98,6 +96,7 @@ def convert(
         "facts": {**asdict(source.facts), "context_length": options.slots},
         "made_by": f"paceline {paceline.__version__}",
     }
+    _check_space(out, model, parts)
     with writing(out):
         if _begin(out, about):
             return read_artifact(out)
@@ -106,7 +105,7 @@ def convert(
         ) as on:
             for done, part in enumerate(parts):
                 if not (out / part.path).exists():
-                    _make(part, model, out, temporary)
+                    _make(part, model, out)
                 on(done + 1)
         np.save(out / EMBEDDINGS, family.embeddings().numpy().astype(np.float16))
         np.save(out / ROTARY, np.stack(family.rope_tables()))
@@ -179,14 +178,14 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
     if unknown:
         raise InvalidRequest(f"cannot tap layers {unknown}; the model has {shape.layers} layers")
     sizes, states = _weight_sizes(family)
-    check_patterns(options.keep, [name for names in sizes for name in names])
+    check_patterns(options.keep, [*(name for names in sizes for name in names), "head.weight"])
     if options.topology is not None:
         spans = parse_topology(options.topology, shape.layers)
     else:
         per_weight = BYTES_PER_WEIGHT[options.weights]
         layers = [
             LayerSize(int(sum(layer.values()) * per_weight), len(layer_states))
-            for layer, layer_states in zip(sizes[:-1], states, strict=True)
+            for layer, layer_states in zip(sizes, states, strict=True)
         ]
         spans = even_topology(layers, LayerSize(options.megabytes * _MEGABYTE, MAX_STATES))
     for span in spans:
@@ -202,7 +201,8 @@ def _parts(family: Family, options: ConversionOptions) -> Iterator[_Part]:
         yield _Part(path, span, taps, weights, outside)
     whole = [Span(0, len(shape.labels))]  # a classifier's head is small
     for span in whole if shape.labels else split_evenly(shape.vocab_size, options.head_rows):
-        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, sizes[-1], {})
+        weights = {"head.weight": (span.end - span.start) * shape.hidden_size}
+        yield _Part(f"head-{span.start:06}-{span.end:06}.mlpackage", span, None, weights, {})
 
 
 def _weight_sizes(
@@ -210,27 +210,34 @@ def _weight_sizes(
 ) -> tuple[list[dict[str, int]], list[dict[str, tuple[int, ...]]]]:
     """Return the elements of weights and the shapes of states, by name.
 
-    There is one dictionary per layer; the last one of weights is the head's. This reads every
-    tensor once before any conversion. Raises ModelError if shapes do not match.
+    There is one dictionary per layer. This reads every tensor once before any conversion. Raises
+    ModelError if one cannot be read.
     """
     sizes: list[dict[str, int]] = []
     states: list[dict[str, tuple[int, ...]]] = []
     for index in range(family.shape.layers):
-        try:
+        with damage_reported(f"the tensors of layer {index}"):
             layer = family.layer(index)
-        except (RuntimeError, ValueError, IndexError) as error:  # torch's errors for wrong shapes
-            reason = str(error).splitlines()[0]
-            raise ModelError(
-                f"layer {index} of this {family.shape.family} model cannot be built from its "
-                f"tensors: {reason}"
-            ) from error
         named = layer.named_parameters(f"layers.{index}")
         sizes.append({name: weight.numel() for name, weight in named})
         states.append(state_shapes(layer, index))
-    family.final(), family.embeddings()
-    head = family.head()
-    size = family.shape.vocab_size * family.shape.hidden_size if head is None else head.numel()
-    return [*sizes, {"head.weight": size}], states
+    family.final(), family.embeddings(), family.head()
+    return sizes, states
+
+
+def _check_space(out: Path, model: OpenModel, parts: Sequence[_Part]) -> None:
+    """Raise ModelError if the disk has no room for missing packages, or to build the largest."""
+    shape, options = model.family.shape, model.options
+    counts = [sum(part.weights.values()) for part in parts if not (out / part.path).exists()]
+    stored = BYTES_PER_WEIGHT[options.weights]
+    # coremltools writes a package twice in float16, and twice as stored to copy its functions.
+    twice = 2 * (2 + (stored if len(options.functions) > 1 else 0))
+    work, needed = Path(tempfile.gettempdir()), int(twice * max(counts, default=0))
+    check_space(work, "a package", needed, TEMPORARY)
+    parent = next(path for path in (out, *out.absolute().parents) if path.is_dir())
+    shared = needed if parent.stat().st_dev == work.stat().st_dev else 0
+    embeddings = 2 * shape.vocab_size * shape.hidden_size if counts else 0
+    check_space(parent, out.name, shared + embeddings + int(stored * sum(counts)), OUTPUT)
 
 
 def _begin(out: Path, about: Mapping[str, Any]) -> bool:
@@ -255,31 +262,38 @@ def _begin(out: Path, about: Mapping[str, Any]) -> bool:
     return done
 
 
-def _make(part: _Part, model: OpenModel, out: Path, temporary: Path | None) -> None:
+def _make(part: _Part, model: OpenModel, out: Path) -> None:
     """Build one package and move it into `out` atomically."""
+    with scratch() as work:
+        with damage_reported(f"the weights of {part.path}"):
+            package = _build(part, model, work)
+        # Moving from another disk is not atomic, but the rename after it is.
+        staged = out / f".{part.path}"
+        shutil.rmtree(staged, ignore_errors=True)
+        shutil.move(package, staged)
+        staged.rename(out / part.path)
+
+
+def _build(part: _Part, model: OpenModel, work: Path) -> Path:
     family, options, sizes = model
     if part.taps is None:
         program = convert_head(family, *part.span, sizes=sizes)
     else:
         program = convert_layers(family, *part.span, sizes=sizes, taps=part.taps)
     program = compress(program, options.weights, options.keep, part.weights)
-    with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
-        package = Path(work) / part.path
-        program.save(str(package))
-        if len(options.functions) > 1:
-            dynamic, package = package, Path(work) / f"static-{part.path}"
-            shapes = {
-                rows: {"hidden": (1, family.shape.stream_size, rows, 1)}
-                if part.taps is None
-                else input_shapes(family, sizes, rows)
-                for rows in options.functions
-            }
-            static_functions(dynamic, shapes, package)
-        # Moving from another disk is not atomic, but the rename after it is.
-        staged = out / f".{part.path}"
-        shutil.rmtree(staged, ignore_errors=True)
-        shutil.move(package, staged)
-        staged.rename(out / part.path)
+    package = work / part.path
+    program.save(str(package))
+    if len(options.functions) < 2:
+        return package
+    shapes = {
+        rows: {"hidden": (1, family.shape.stream_size, rows, 1)}
+        if part.taps is None
+        else input_shapes(family, sizes, rows)
+        for rows in options.functions
+    }
+    static = work / f"static-{part.path}"
+    static_functions(package, shapes, static)
+    return static
 
 
 def _describe(

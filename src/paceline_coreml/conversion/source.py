@@ -3,16 +3,17 @@
 The tokenizer of transformers is not used, because it splits some texts differently.
 """
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
+import math
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.errors import ModelError
+from paceline.drafters import read_facts
+from paceline.errors import InvalidRequest, ModelError
 from paceline.models import TOKENIZER, Facts, ModelFiles, Progress, open_origin, resolve_drafter
 from paceline.storage.files import digest_of, sha256_of
+from paceline.storage.gguf_file import read_gguf
 from paceline.storage.shards import shards_beside
+from paceline_coreml.conversion.scratch import TEMPORARY, check_space
 
 
 class Source(NamedTuple):
@@ -31,42 +32,40 @@ class Source(NamedTuple):
     then also the target's."""
 
 
-@contextlib.contextmanager
-def open_source(
-    name: str, temporary: Path | None, progress: Progress, target: str | None = None
-) -> Iterator[Source]:
-    """Open the source `name` for the duration of the block.
+def open_source(name: str, work: Path, progress: Progress, target: str | None = None) -> Source:
+    """Open the source `name`.
 
     Args:
         name: see `open_origin`.
-        temporary: folder for downloads and converted weights; None: the system's.
+        work: folder for downloads and converted weights; keep it while the source is in use.
         progress: reports long operations.
         target: the name of the target, if the source is a drafter.
 
     Raises:
+        InvalidRequest: it is a drafter, and `target` is missing.
         ModelNotFound: there is no such model.
         ModelError: it cannot be downloaded or read.
     """
-    with tempfile.TemporaryDirectory(dir=temporary, prefix="paceline-coreml-") as work:
-        files = open_origin(name if target is None else target, Path(work), progress)
-        checkpoint = files.path
-        if files.weights is not None:
-            checkpoint = Path(work) / "checkpoint"
-            with progress.task(f"reading the weights of {files.weights.name}"):
-                checkpoint_from_gguf(files.weights, checkpoint)
-        source = source_of(files, checkpoint)
-        if target is not None:
-            folder = resolve_drafter(name, progress)
-            about = {"kind": "drafter", "from": name, "target": source.name}
-            own = {path.name: sha256_of(path) for path in _read_of(folder)}
-            source = source._replace(
-                name=folder.name,
-                about=about,
-                identity=digest_of({**own, "target": source.identity}),
-                checkpoint=folder,
-                target=checkpoint,
-            )
-        yield source
+    if target is None and Path(name).is_dir() and read_facts(Path(name)) is not None:
+        raise InvalidRequest(f"{name} is a drafter; give its target model with --target")
+    files = open_origin(name if target is None else target, work, progress)
+    checkpoint = files.path
+    if files.weights is not None:
+        checkpoint = work / "checkpoint"
+        with progress.task(f"reading the weights of {files.weights.name}"):
+            checkpoint_from_gguf(files.weights, checkpoint)
+    source = source_of(files, checkpoint)
+    if target is None:
+        return source
+    folder = resolve_drafter(name, progress)
+    own = {path.name: sha256_of(path) for path in _read_of(folder)}
+    return source._replace(
+        name=folder.name,
+        about={"kind": "drafter", "from": name, "target": source.name},
+        identity=digest_of({**own, "target": source.identity}),
+        checkpoint=folder,
+        target=checkpoint,
+    )
 
 
 def source_of(files: ModelFiles, checkpoint: Path) -> Source:
@@ -101,6 +100,8 @@ def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:
 
     if len(shards_beside(gguf)) > 1:
         raise ModelError(f"{gguf} is one of several files; use the Hugging Face checkpoint")
+    weights = sum(math.prod(tensor.shape) for tensor in read_gguf(gguf).tensors)
+    check_space(folder.parent, f"{gguf.name} in float32", 4 * weights, TEMPORARY)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
@@ -111,10 +112,10 @@ def checkpoint_from_gguf(gguf: Path, folder: Path) -> None:
             f"transformers cannot read {gguf}: {reason}; use the Hugging Face checkpoint"
         ) from error
     # save_pretrained raises an error, because the config still has a quantization.
-    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
+    tensors = {name: weight.contiguous() for name, weight in model.state_dict().items()}
     if model.config.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)
+        tensors.pop("lm_head.weight", None)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.config.save_pretrained(folder)
-    save_file(weights, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors")

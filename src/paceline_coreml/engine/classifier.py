@@ -56,8 +56,8 @@ class TextClassifier:
         self.artifact = artifact = read_artifact(folder)
         if artifact.task != TOKEN_CLASSIFICATION:
             raise ModelError(
-                f"{folder} is for {artifact.task} and has no labels; expected an artifact for "
-                f"{TOKEN_CLASSIFICATION}"
+                f"{folder} is for {artifact.task} and has no labels; expected a conversion of a "
+                "token classifier, such as OpenAI's Privacy Filter"
             )
         self.labels = artifact.labels
         self.units = units if on_a_mac() else REHEARSED

@@ -117,8 +117,8 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         self.artifact = artifact = read_artifact(folder)
         if artifact.task != CAUSAL_LM:
             raise ModelError(
-                f"{folder} is for {artifact.task} and cannot generate text; open it with "
-                "paceline_coreml.engine.classifier.TextClassifier"
+                f"{folder} is for {artifact.task} and cannot generate text; `paceline classify` "
+                "runs classifiers, and `--drafter dflash:FOLDER` drafters"
             )
         missing = sorted(set(settings.taps) - set(artifact.taps))
         if missing:

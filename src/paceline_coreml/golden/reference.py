@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelError
-from paceline_coreml.conversion.checkpoint import FolderTensors
+from paceline_coreml.conversion.checkpoint import FolderTensors, read_checkpoint
 from paceline_coreml.engine.artifact import CAUSAL_LM
 
 Floats = npt.NDArray[np.float32]
@@ -45,27 +45,32 @@ class Reference:
 
         Raises ModelError if transformers cannot load it, or a weight is missing.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+        from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
         model_class = AutoModelForCausalLM if task == CAUSAL_LM else AutoModelForTokenClassification
         try:
-            config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+            config, stored = read_checkpoint(checkpoint)
             if layers is not None:
                 config.num_hidden_layers = layers
                 if getattr(config, "layer_types", None):
                     config.layer_types = config.layer_types[:layers]
-            self._model, loading_info = model_class.from_pretrained(
-                checkpoint,
-                config=config,
-                dtype=torch.float32,
-                local_files_only=True,
-                output_loading_info=True,
-            )
+            if stored.quantized:
+                self._model, missing = _dequantized(model_class, config, stored), []
+            else:
+                self._model, loading_info = model_class.from_pretrained(
+                    checkpoint,
+                    config=config,
+                    dtype=torch.float32,
+                    local_files_only=True,
+                    output_loading_info=True,
+                )
+                missing = sorted(map(str, loading_info["missing_keys"]))
+        except ModelError:
+            raise
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = str(error).strip().split("\n")[0]
             raise ModelError(f"transformers cannot open {checkpoint}: {reason}") from error
         # transformers initializes missing weights at random, and only warns.
-        missing = sorted(map(str, loading_info["missing_keys"]))
         if missing:
             raise ModelError(
                 f"{checkpoint} has no {', '.join(missing[:3])}"
@@ -73,7 +78,6 @@ class Reference:
                 "expected a complete checkpoint"
             )
         # transformers reads ZAYA's balancing biases, then initializes parts of them again.
-        stored = FolderTensors(checkpoint)
         for name, buffer in self._model.named_buffers():
             if name in stored:
                 buffer.copy_(stored[name])
@@ -109,6 +113,16 @@ class Reference:
             [np.concatenate(stream) for stream in streams],
             np.concatenate([output.logits for output in outputs]),
         )
+
+
+@torch.no_grad()
+def _dequantized(model_class: Any, config: Any, stored: FolderTensors) -> Any:
+    """Return the model of weights in MLX's formats, which transformers cannot load."""
+    stored.expect_model(config)
+    model = model_class.from_config(config, dtype=torch.float32)
+    for name, weight in model.named_parameters():
+        weight.copy_(stored[name])
+    return model
 
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

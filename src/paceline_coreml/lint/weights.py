@@ -75,7 +75,7 @@ def expert_scale(program: Program) -> Iterator[Fault]:
     "ane-book, experiments 27, 30, 31: under 14 MB to the CPU; contested: 5.3 to 8.1 MB passed",
 )
 def small(loaded: SizedPackage) -> Iterator[Fault]:
-    """Put more layers into a package this small: it may run on the CPU."""
+    """Put more layers, or head rows, into a package this small: it may run on the CPU."""
     if loaded.size < _SMALL:
         yield Fault("", f"{loaded.size / _MEGABYTE:.1f} MB; expected {_SMALL // _MEGABYTE} or more")
 

@@ -67,8 +67,6 @@ _ROWS = 16
 class ProbeOptions(NamedTuple):
     weights: str
     """One of `compress.FORMS`."""
-    temporary: Path | None
-    """Folder for the package; None: the system's."""
     progress: Progress
     units: str = packages.DEFAULT_UNITS
     """One of `packages.UNITS`, on a Mac."""
@@ -102,7 +100,7 @@ def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
     Raises InvalidRequest if it does not fit in memory.
     """
     check_memory(f"a layer with shape {shape}", shape, shape.weights, others=shape.weights)
-    with tempfile.TemporaryDirectory(dir=options.temporary, prefix="paceline-coreml-") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         source = random_model(shape, Path(folder))
         recipe = ConversionOptions(options.weights, rows=shape.T, slots=shape.S)
         probed = probe_layer(source, open_model(source, recipe), 0, shape.T, options)
@@ -148,7 +146,7 @@ def probe_layer(
     }
     with (
         options.progress.task(f"probing {name}"),
-        tempfile.TemporaryDirectory(dir=options.temporary, prefix="paceline-coreml-") as work,
+        tempfile.TemporaryDirectory() as work,
     ):
         compared = _rows_of(source, family, layer, sizes)
         artifact = _convert(family, layer, Path(work), sizes, options.weights)

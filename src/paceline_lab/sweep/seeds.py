@@ -105,7 +105,8 @@ def seeds_report(
     if needed > room:
         raise InvalidRequest(
             f"the context of {model.files.name} has {room} tokens, the suite seeds needs {needed}; "
-            "use more --cache-tokens, or a model with a longer context"
+            f"use {'more slots' if model.files.engine == 'coreml' else 'more --cache-tokens'}, or "
+            "a model with a longer context"
         )
     fitting = [n for n in LENGTHS if n + _LENGTH_TOKENS <= room]
     cases = [*code, *(length_cases(model, content, fitting, _LENGTH_TOKENS) if fitting else [])]

@@ -175,16 +175,19 @@ def test_unreadable_classifier_input_is_rejected(
 def test_classifiers_and_generative_models_are_not_confused(
     folder: Path, tiny_gguf: Path, tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with raises(ModelError, "token-classification", "TextClassifier"):
+    with raises(ModelError, "token-classification", "paceline classify"):
         CoreMlEngine(folder)
     copy = shutil.copytree(folder, tmp_path / "copy")
     manifest = json.loads((copy / MANIFEST).read_text(encoding="utf-8"))
     manifest |= {"task": "causal-lm", "vocab_size": len(manifest["labels"]), "labels": []}
     (copy / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    with raises(ModelError, "causal-lm", "no labels", "token-classification"):
+    with raises(ModelError, "causal-lm", "no labels", "token classifier"):
         TextClassifier(copy)
     assert main(["classify", str(tiny_gguf), "text"]) == 2
-    assert "expected a Core ML model" in capsys.readouterr().err
+    assert "expected a token classifier for Core ML" in capsys.readouterr().err
+    for raw in ([], ["--raw"]):
+        assert main(["generate", "Hi", "--model", str(folder), "--quiet", *raw]) == 2
+        assert "paceline classify" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def _check_disk(name: str, needed: int) -> None:
         raise FileNotFoundError(errno.ENOENT, "this user has no home folder", str(folder))
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     if needed > shutil.disk_usage(existing).free:
-        raise ModelError(full_disk(existing, name, needed, "HF_HOME"))
+        raise ModelError(full_disk(existing, name, needed, "$HF_HOME"))
 
 
 def _fetch_blob(repository: Repository, path: str, update: Update, done: int) -> None:

@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 
 from paceline.errors import InvalidRequest, ModelError
-from paceline_coreml.conversion.checkpoint import read_checkpoint
+from paceline_coreml.conversion.checkpoint import CONFIG, damage_reported, read_checkpoint
 from paceline_coreml.conversion.family import Family
 
 FAMILIES = {
@@ -44,7 +44,9 @@ def open_family(folder: Path, *, slots: int, conv_slots: int, routing: str | Non
         )
     chosen = {} if routing is None else {"routing": routing}
     file, _, name = FAMILIES[config.model_type].partition(".")
-    family: Family = getattr(import_module(f"{__name__}.{file}"), name)(
-        config, weights, slots=slots, conv_slots=conv_slots, **chosen
-    )
+    with damage_reported(str(folder / CONFIG)):
+        family: Family = getattr(import_module(f"{__name__}.{file}"), name)(
+            config, weights, slots=slots, conv_slots=conv_slots, **chosen
+        )
+        weights.expect_model(config)
     return family

@@ -33,6 +33,9 @@ from paceline_coreml.engine.artifact import Drafts
 CONSTANTS = {"model_type": "dflash", "hidden_act": "silu"}
 """Fields of a model's config that are missing in a drafter's."""
 
+_ENDS = ("embed_tokens.weight", "lm_head.weight")
+"""Tensors of the target that a drafter uses, without their prefix."""
+
 
 def open_drafter(
     folder: Path, target: Path, options: ConversionOptions
@@ -65,7 +68,7 @@ def open_drafter(
             "or scaled embeddings or logits; Core ML supports only plain DFlash"
         )
     check_fits(folder, config.facts("", ""), sizes_of(target)[0])
-    weights = _Tensors(folder, target)
+    weights = _Tensors(folder, target, (config.vocab_size, config.hidden_size))
     config.check(folder, weights.own)
     dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64)
     frequencies = config.rope_theta ** (-dims / config.head_dim)
@@ -91,15 +94,18 @@ def open_drafter(
 class _Tensors(Mapping[str, Tensor]):
     """A drafter's tensors and its target's embeddings and head, with a decoder's names."""
 
-    def __init__(self, folder: Path, target: Path) -> None:
+    def __init__(self, folder: Path, target: Path, shape: tuple[int, int]) -> None:
+        """Open the files; `shape` is that of the target's embeddings and head."""
         tensors = FolderTensors(folder)
         self.own = Prefixed(tensors, "" if "fc.weight" in tensors else "model.")
         self._target = FolderTensors(target)
-        self.tied = not any(name.endswith("lm_head.weight") for name in self._target)
+        ends = [name for name in self._target if name.endswith(_ENDS)]
+        self._target.expect(dict.fromkeys(ends, shape))
+        self.tied = not any(name.endswith(_ENDS[1]) for name in ends)
 
     def __getitem__(self, name: str) -> Tensor:
         end = name.removeprefix("model.")
-        if end not in ("embed_tokens.weight", "lm_head.weight"):
+        if end not in _ENDS:
             return self.own[end]
         return self._target[next((one for one in self._target if one.endswith(end)), name)]
 
