@@ -56,7 +56,7 @@ ALLOWED = {
         "lint": {"engine", "rehearsal"},
         "compute_plan": {"engine", "rehearsal"},
         "residency": {"compute_plan", "engine"},
-        "golden": {"conversion", "engine"},
+        "golden": {"conversion", "engine", "rehearsal"},
         "probe": {"compute_plan", "conversion", "engine", "golden", "lint", "residency"},
         "cli": {"conversion", "engine", "golden", "lint", "probe", "residency"},
         "": set[str](),

@@ -31,7 +31,7 @@ from paceline_mlx.hooks import Array
 from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LazyOutputs, LoadedModel, device, load, one_line
 from paceline_mlx.probe import choose_rows, choose_together
-from paceline_mlx.rows import ALONE, ANY, FEW_SHAPES, Budget
+from paceline_mlx.rows import ALONE, ANY, FEW_SHAPES, SECONDS, Budget
 from paceline_mlx.step import BlockOutputs, Decode, TapArrays, grouped
 
 _PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
@@ -75,6 +75,8 @@ class MlxEngine(PooledEngine[MlxSequence]):
             self.vocab_size, bytes_per_slot = self._call_once()
             if rules is None and settings.min_rows > 1:
                 rules = self._measured(settings)._replace(prefill=unmeasured.prefill)
+        except InvalidRequest:  # of the time limit
+            raise
         except Exception as error:  # of any type: a config that does not match its weights
             raise ModelError(f"{folder} cannot be run by mlx-lm: {one_line(error)}") from error
         self.rules = rules or unmeasured
@@ -122,9 +124,10 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
     def _measured(self, settings: EngineSettings) -> RowRules:
         """Measure which numbers of rows are bit-identical, and up to how many keys."""
-        settings.progress.note("checking that results are bit-identical, for at most 10 s")
         # CPU time, where MLX runs on the CPU: other processes must not change the result.
         budget = Budget(process_time if mx.default_device() == mx.cpu else perf_counter)
+        limit = f"{budget.seconds:g} s"
+        settings.progress.note(f"checking that results are bit-identical, for at most {limit}")
         rules = choose_rows(self.model, self.context_length, budget)
         self.compared_keys = budget.keys
         if rules is None:
@@ -134,8 +137,8 @@ class MlxEngine(PooledEngine[MlxSequence]):
             rules = rules._replace(together=together)
         if budget.keys < self.context_length:
             settings.progress.note(
-                f"checked contexts of up to {budget.keys} tokens in that time; `exact` is false "
-                "for longer ones"
+                f"`exact` is false for contexts of over {budget.keys} tokens: in {limit}, rows "
+                f"were compared up to there; {SECONDS}={6 * budget.seconds:g} allows more time"
             )
         return rules
 

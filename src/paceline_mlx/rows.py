@@ -8,6 +8,7 @@ keys (`thresholds.py`). `probe.py` runs the passes.
 Does not import MLX: only the bits of rows are compared.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from time import perf_counter
@@ -15,6 +16,8 @@ from typing import Protocol
 
 from paceline.decoding.types import Logits
 from paceline.engines.rows import RowRange, RowRules
+from paceline.errors import InvalidRequest
+from paceline.options import FloatRange
 from paceline_mlx.thresholds import BACK, FEW_ROWS, MAX_ROWS, THRESHOLDS, drop_step
 
 TRIED = (1, 2, 3, 4, 5, 6, 7, 8, MAX_ROWS)
@@ -87,11 +90,20 @@ _MEASURED_SECONDS = 2.0
 """Time limit for starting another context."""
 
 
+SECONDS = "PACELINE_MLX_SECONDS"
+"""Environment variable with another time limit of a `Budget`, in seconds."""
+
+
 class Budget:
-    """A time limit of 10 s for all measurements of an opening model, and their progress."""
+    """A time limit, 10 s by default, for all measurements of an opening model; their progress."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock, self._end = clock, clock() + 10
+        """Start now. Raises InvalidRequest if the environment has an invalid limit."""
+        try:
+            self.seconds = float(FloatRange(0)(os.environ.get(SECONDS, "10")))
+        except ValueError as error:
+            raise InvalidRequest(f"{SECONDS}: {error}") from error
+        self._clock, self._end = clock, clock() + self.seconds
         self.keys = inf
         """Largest compared number of keys; responses with more are not `exact`."""
 

@@ -96,6 +96,14 @@ def test_a_prompt_has_the_same_tokens_from_every_source(answer: Run, tmp_path: P
         assert piped["prompt_token_ids"] == named["prompt_token_ids"] == typed["prompt_token_ids"]
 
 
+def test_a_prompt_may_be_token_ids(answer: Run):
+    typed = json.loads(answer("Hello", "--no-stdin", "--raw", *SHORT).stdout)
+    ids = ",".join(map(str, typed["prompt_token_ids"]))
+    given = json.loads(answer("--tokens", ids, *SHORT).stdout)
+    assert given["prompt_token_ids"] == typed["prompt_token_ids"]
+    assert given["token_ids"] == typed["token_ids"]
+
+
 SILENT = b"[no standard input within 1 s: the prompt is answered without it; --file - waits"
 WAITING = b"[reading standard input to its end; Ctrl-C stops]"
 

@@ -161,18 +161,20 @@ def test_excluded_weights_stay_float16(source: Source, tmp_path: Path):
 @pytest.mark.parametrize(
     ("task", "chosen", "rows", "functions", "slots"),
     [
-        ("causal-lm", {}, 8, (8,), 2048),
-        ("causal-lm", {"rows": 128}, 128, (8, 128), 2048),
+        ("causal-lm", {}, 8, (1, 8), 2048),
+        ("causal-lm", {"rows": 128}, 128, (1, 8, 128), 2048),
+        ("causal-lm", {"stateless": True}, 8, (8,), 2048),
         ("causal-lm", {"functions": (64, 8)}, 64, (8, 64), 2048),
         ("causal-lm", {"flexible": True, "rows": 12}, 12, (), 2048),
         ("token-classification", {}, 128, (1, 128), 128),
     ],
 )
-def test_a_model_has_one_shape_by_default_and_a_classifier_two(
+def test_a_model_has_functions_for_single_rows_and_for_exact_passes(
     task: str, chosen: dict[str, Any], rows: int, functions: tuple[int, ...], slots: int
 ):
     options = with_defaults(ConversionOptions(**chosen), task)
     assert (options.rows, options.functions, options.slots) == (rows, functions, slots)
+    assert with_defaults(ConversionOptions(), "causal-lm", single=False).functions == (8,)
     with pytest.raises(InvalidRequest):
         with_defaults(ConversionOptions(flexible=True), "token-classification")
 

@@ -1,6 +1,7 @@
 """Core ML from the command line, with a tiny model that has a real tokenizer."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -48,15 +49,17 @@ def converted(tiny_gguf: Path, tiny_cache: Path) -> str:
 
 def test_convert_reports_the_artifact(run: Run, tiny_gguf: Path, cache: Path, tmp_path: Path):
     out = tmp_path / "made"
-    recipe = ("--weights", "f16", "--rows", 2, "--functions", "1,2", "--keep", "head")
+    recipe = ("--weights", "f16", "--rows", 2, "--functions", "2", "--keep", "head")
     code, found, _ = run("convert", tiny_gguf, "--to", "coreml", *recipe, "--output", out)
     assert code == 0
     assert found["folder"] == found["name"] == str(out)
-    assert (found["rows"], found["functions"], found["slots"]) == (2, [1, 2], 512)
+    assert (found["rows"], found["functions"], found["slots"]) == (2, [2], 512)
     packages = {each["path"]: each for each in found["packages"]}
     assert list(packages) == ["layers-000-002.mlpackage", "head-000000-000320.mlpackage"]
     assert packages["layers-000-002.mlpackage"]["holds"] == "layers 0 to 1"
     assert all(each["bytes"] > 1000 for each in packages.values())
+    with pytest.raises(InvalidRequest, match=r"no function for 1 row.*--functions 1,2"):
+        paceline.load(out, min_rows=1)
 
 
 def test_a_converted_model_is_listed_checked_and_planned_as_emulated(
@@ -68,7 +71,9 @@ def test_a_converted_model_is_listed_checked_and_planned_as_emulated(
     assert listed[converted].bytes > 10_000
     assert check_models() == len([model for model in list_models() if model.here])
     assert main(["plan", "--model", converted, "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("emulated")
+    printed = capsys.readouterr().out
+    assert printed.startswith("emulated")
+    assert re.search(r"Exactness costs [\d.]+x: a padded pass takes", printed)
 
 
 @pytest.mark.parametrize("by", ["name", "engine", "folder"])

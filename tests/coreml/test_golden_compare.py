@@ -1,11 +1,14 @@
-"""Criteria of `golden`: the first position, small rows, factors, experts, near ties."""
+"""Criteria of `golden`: each row's cosine and error, a format's loss, near ties."""
+
+import re
 
 import numpy as np
 import pytest
 
 from paceline_coreml.golden import compare
-from paceline_coreml.golden.compare import Nearness, centred, cosines
-from paceline_coreml.golden.texts import Text, rows_of
+from paceline_coreml.golden.checks import FormatCheck, format_loss
+from paceline_coreml.golden.compare import centred, cosines
+from paceline_coreml.golden.texts import Text, row_names
 
 pytestmark = pytest.mark.coreml
 
@@ -33,19 +36,15 @@ def off(rows: np.ndarray, row: int, rng: np.random.Generator, by: float) -> np.n
     return changed
 
 
-def nearness(found: np.ndarray, rows: np.ndarray, low: int | None = None) -> Nearness:
-    return compare.nearness(rows_of([Text("text", range(len(rows)), low)]), found, rows)
+NAMES = row_names([Text("text", range(10))])
 
 
-def faults(
-    found: np.ndarray, rows: np.ndarray, low: int | None = None, *, experts: bool = False
-) -> list[str]:
-    return nearness(found, rows, low).faults(THRESHOLD, experts=experts)
+def faults(found: np.ndarray, rows: np.ndarray) -> list[str]:
+    return compare.nearness(NAMES, found, rows).faults(THRESHOLD)
 
 
 def parity(found: np.ndarray, expected: np.ndarray) -> compare.Parity:
-    rows = rows_of([Text("text", range(len(found)))])
-    return compare.parity(rows, ~rows.low, found, expected, 0.5)
+    return compare.parity(NAMES, found, expected, 0.5)
 
 
 def test_a_correct_first_row_does_not_hide_a_wrong_row(rows: np.ndarray, rng: np.random.Generator):
@@ -57,49 +56,17 @@ def test_a_correct_first_row_does_not_hide_a_wrong_row(rows: np.ndarray, rng: np
     assert "at row 4 of text, expected 0.99 or more" in fault
 
 
-def test_the_first_position_has_its_own_criterion(rows: np.ndarray):
-    near = nearness(rows, rows)
-    assert near.first_length > 1000
-    assert near.faults(THRESHOLD, experts=False) == []
-    found = rows.copy()
-    found[0] = np.roll(found[0], 1)
-    (fault,) = faults(found, rows)
-    assert "at the first position" in fault
-
-
-@pytest.mark.parametrize("low", [None, 6])
-def test_the_direction_of_a_near_zero_row_is_ignored(
-    rows: np.ndarray, rng: np.random.Generator, low: int | None
-):
-    rows[6:] *= 1e-3
-    found = rows.copy()
-    found[6:] = rng.normal(size=(4, 32)) * 1e-3
-    assert cosines(found, rows)[6:].max() < 0.9
-    assert faults(found, rows, low) == []
-    found[8] = rows[3]
-    (fault,) = faults(found, rows, low)
-    assert fault.startswith("low-norm rows are off by ")
-
-
 def test_scale_errors_nan_and_infinity_are_reported(rows: np.ndarray):
     assert faults(rows * 1.1, rows) == []
     for factor in (1.2, 0.8):
         (fault,) = faults(rows * factor, rows)
-        assert fault == f"rows are {factor:.3g} times as long as expected"
+        assert re.match(
+            r"off by 0\.2 of its length at row \d of text, expected at most 0.14", fault
+        )
     for row, number in ((0, np.nan), (3, np.inf), (8, np.nan)):
         found = rows.copy()
         found[row, 5] = number
-        assert faults(found, rows, 7)
-
-
-def test_with_experts_the_median_row_is_compared(rows: np.ndarray, rng: np.random.Generator):
-    found = off(rows, 4, rng, 1.5)
-    assert faults(found, rows)
-    assert faults(found, rows, experts=True) == []
-    for row in range(1, 10):
-        found = off(found, row, rng, 0.5)
-    (fault,) = faults(found, rows, experts=True)
-    assert "at the median row" in fault
+        assert faults(found, rows)
 
 
 def test_a_common_offset_of_logits_is_removed(rng: np.random.Generator):
@@ -122,3 +89,18 @@ def test_a_top_token_mismatch_is_weighed_by_the_reference_margin():
     assert (far.worst, far.contained) == (2.0, 2)
     assert far.divergence > one.divergence > 0
     assert parity(expected, expected).divergence == 0
+
+
+def test_a_number_format_may_lose_what_the_references_does(rng: np.random.Generator):
+    exact = rng.normal(size=(9, 50))
+    half = format_loss(exact.astype(np.float16), exact)
+    assert 0 < half < 1e-6
+    assert FormatCheck(2 * half, half).faults("f16") == []
+    coarse = format_loss(np.round(exact, 1), exact)
+    (fault,) = FormatCheck(coarse, half).faults("f16")
+    assert fault.startswith("f16 loses 0.000")
+    rerouted = exact.copy()
+    rerouted[4] = rng.normal(size=50)
+    assert format_loss(rerouted, exact) < 1e-12
+    assert FormatCheck(format_loss(exact * np.inf, exact), half).faults("f16")
+    assert FormatCheck(coarse, np.inf).faults("f16") == []

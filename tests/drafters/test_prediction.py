@@ -62,12 +62,18 @@ texts = st.lists(st.integers(0, 3), max_size=40)
 
 
 def looked_up(text: list[int], sizes: range, length: int) -> tuple[list[int], int]:
-    """Plain lookup: the longest n-gram at the end that occurs earlier, its latest position."""
+    """Plain lookup: the longest n-gram at the end that occurs earlier, its latest position.
+
+    The draft continues over its own tokens.
+    """
     for size in reversed(sizes):
         ending = text[-size:]
         for end in range(len(text) - 1, size - 1, -1):
             if len(ending) == size and text[end - size : end] == ending:
-                return text[end : end + length], size
+                copied = list(text)
+                for at in range(end, end + length):
+                    copied.append(copied[at])
+                return copied[len(text) :], size
     return [], 0
 
 

@@ -116,6 +116,7 @@ def test_the_simulate_command_prints_a_report(
     assert run(*common, "--drafter", "suffix", "--block", 5, "--output", out) == 0
     printed = capsys.readouterr().out
     assert "suffix, fixed 5" in printed
+    assert "extrapolated beyond 4 rows (blocks have up to 5)" in " ".join(printed.split())
     assert "by position" in printed
     record = parse_record(json.loads(out.read_text()), "out")
     assert record.command.startswith("paceline")

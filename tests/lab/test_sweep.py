@@ -1,6 +1,7 @@
 """`bench sweep`: contenders, lengths and depths, and going on after a stop."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from paceline.errors import InvalidRequest
 from paceline.models import QUIET
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.bench.ab_test import PLAIN, contender_options
+from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW, contender_options
 from paceline_lab.bench.record import Record, parse_record, read_record
 from paceline_lab.cli import sweep as command
 from paceline_lab.cli.options import ComparisonArguments
@@ -84,6 +85,21 @@ def test_a_sweep_by_length_has_rows_for_all(model: Model):
         assert all(len(row) == len(head) for row in rows)
 
 
+def test_a_sweep_compares_with_single_rows_where_the_engine_has_them(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(model.engine, "single_row_fault", "", raising=False)
+    load = Loading(model)
+    report = sweep(model, load=load, length=[20], drafters=["suffix"])
+    assert load.times == 2
+    record = record_of(report)
+    assert record.contenders == [PLAIN, SINGLE_ROW, "suffix"]
+    assert "ratio_single_row" in record.rows[2].measures
+    assert re.fullmatch(r"suffix: [\d.]+x the speed of the faster plain decoding", report.text)
+    monkeypatch.setattr(model.engine, "single_row_fault", "none", raising=False)
+    assert record_of(sweep(model, length=[20])).contenders == [PLAIN, "auto"]
+
+
 def test_a_sweep_by_depth_has_one_question_per_kind(model: Model, suite_file: Path):
     report = sweep(model, depth=[0, 64], suite=suite_file, limit=2)
     record = record_of(report)
@@ -91,6 +107,7 @@ def test_a_sweep_by_depth_has_one_question_per_kind(model: Model, suite_file: Pa
     assert {row.kind for row in record.rows} == {"chat", "code"}
     assert {row.at["depth"] for row in record.rows} == {0, 64}
     assert len(record.rows) == 2 * 2 * 2
+    assert [row[3] for row in report.tables[1][2]] == ["1.23", "1.79", "2.19", "1.38", "1.96"]
 
 
 def test_a_stopped_sweep_resumes(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -165,7 +182,7 @@ def test_seeds_tables_show_our_rows_next_to_published_ones(tmp_path: Path, cache
         "code prompts, by suffix",
         "after dense code, by suffix",
     ]
-    *ours, whole, phi, zaya = code[2]
+    *ours, whole, phi, zaya, translation = code[2]
     assert len(ours) == 5
     counts = [[int(cell) for cell in row[5:9]] for row in (*ours, whole)]
     assert [sum(column) for column in zip(*counts[:5], strict=True)] == counts[5]
@@ -175,6 +192,7 @@ def test_seeds_tables_show_our_rows_next_to_published_ones(tmp_path: Path, cache
         assert fallbacks <= calls
     assert phi[4:6] == ["1.28", "-"]
     assert zaya[1:] == ["39", "8.6", "2.7", "0.31", "29", "87", "10", "28", "499.1", "never"]
+    assert translation[1:5] == ["-", "34.0", "-", "-"]
     assert [row[4] for row in dense[2][-4:]] == ["1.19", "1.24", "1.50", "1.62"]
     assert record_of(report).rows[1].counts["fallbacks"] >= counts[0][3]
     small = load(write_tiny(tmp_path / "small.gguf"))

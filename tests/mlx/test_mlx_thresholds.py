@@ -16,6 +16,7 @@ import pytest
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
 from paceline.engines.rows import RowRules
+from paceline.errors import InvalidRequest
 from paceline.storage.progress import Progress
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.model import LoadedModel, load
@@ -141,14 +142,18 @@ def test_no_shape_is_planned_during_a_response(
 
 
 def test_measuring_ends_after_ten_seconds_and_longer_contexts_are_not_exact(
-    checkpoint_of: mlx.Checkpoints, planned: set[Any]
+    checkpoint_of: mlx.Checkpoints, planned: set[Any], monkeypatch: pytest.MonkeyPatch
 ):
     said = StringIO()
     settings = EngineSettings(progress=Progress(said))
     engine = MlxEngine(checkpoint_of("llama"), CONTEXT, settings)
     assert 0.2 * len(planned) < 10.4
     assert 0 < engine.compared_keys < CONTEXT
-    assert f"up to {engine.compared_keys} tokens" in said.getvalue()
+    assert f"over {engine.compared_keys} tokens: in 10 s" in said.getvalue()
+    assert "PACELINE_MLX_SECONDS=60 allows" in said.getvalue()
+    monkeypatch.setenv("PACELINE_MLX_SECONDS", "x")
+    with pytest.raises(InvalidRequest, match="PACELINE_MLX_SECONDS: 'x'"):
+        MlxEngine(checkpoint_of("llama"), CONTEXT, settings)
 
 
 def test_padded_keys_are_masked(

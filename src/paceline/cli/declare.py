@@ -40,6 +40,17 @@ class IntOrKeyword:
             raise ValueError(f"{error}, nor {self.meaning}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class WholeList:
+    """A parser of comma-separated whole numbers in a range, or of one word instead."""
+
+    number: Range
+    word: str | None = None
+
+    def __call__(self, text: str) -> tuple[int, ...] | str:
+        return text if text == self.word else tuple(self.number(part) for part in text.split(","))
+
+
 def _bias(text: str) -> tuple[int, float]:
     """Return the token id and bias of TOKEN=BIAS."""
     token, equals, value = text.partition("=")

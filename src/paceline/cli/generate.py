@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -11,9 +11,11 @@ from paceline.cli.answers import AnswerArguments, load_for_answers, print_end, s
 from paceline.cli.console import STDIN, as_unicode, json_text, piped_text, read_stdin, read_text
 from paceline.cli.options import ModelOptions, Output, command
 from paceline.errors import InvalidRequest
+from paceline.options import IntRange
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
+    from paceline.runtime.prompt import Prompt
 
 
 @command(
@@ -38,6 +40,14 @@ def generate(
     file: Annotated[
         Path | None, declare.file(help="a file to read after the prompt, or as the prompt")
     ] = None,
+    tokens: Annotated[
+        Any | None,
+        Option(
+            parser=declare.WholeList(IntRange(0)),
+            metavar="ID,ID",
+            help="the prompt as token ids, without a chat template, instead of text",
+        ),
+    ] = None,
     no_stdin: Annotated[bool, Option("--no-stdin", help="do not read standard input")] = False,
     raw: Annotated[bool, declare.answer_option("raw")] = False,
     prediction: Annotated[
@@ -51,7 +61,9 @@ def generate(
     from paceline.runtime.prompt import EncodedPrompt, check_room, encode_prompt
     from paceline.runtime.request import check
 
-    if prompt is None and file is None:
+    if tokens and not (prompt is None and file is None):
+        raise InvalidRequest("--tokens is the whole prompt; remove the text or --file")
+    if prompt is None and file is None and not tokens:
         if no_stdin or sys.stdin.isatty():
             raise InvalidRequest(
                 "the prompt is missing; give it as an argument, with --file, or piped in"
@@ -61,10 +73,11 @@ def generate(
     readers = [prompt, str(file), str(prediction), *structures].count(STDIN)
     if readers > (not no_stdin):
         raise InvalidRequest("- reads standard input: give it once, and not with --no-stdin")
-    text = _prompt(prompt, file, output, joins_pipe=not (no_stdin or readers))
-    text = text if raw else text.rstrip("\n")  # `echo Hello |` is "Hello", as in a chat
-    if not (raw or text.strip()):
-        raise InvalidRequest("the prompt is empty; expected some text")
+    content: Prompt = tokens or _prompt(prompt, file, output, joins_pipe=not (no_stdin or readers))
+    if isinstance(content, str) and not raw:
+        content = content.rstrip("\n")  # `echo Hello |` is "Hello", as in a chat
+        if not content.strip():
+            raise InvalidRequest("the prompt is empty; expected some text")
     expected = None if prediction is None else read_text(prediction, quiet=output.quiet)
     options = answer.options(raw=raw)
     if answer.system is not None:
@@ -76,14 +89,14 @@ def generate(
 
     def encode(files: "ModelFiles") -> None:
         """Raise the errors that the prompt would cause once the model is open."""
-        tokens, rendered = encode_prompt(files, text, request)
-        check_room(len(tokens), files.context_length)
-        encoded.append(EncodedPrompt(tokens, rendered.thoughts))
+        ids, rendered = encode_prompt(files, content, request)
+        check_room(len(ids), files.context_length)
+        encoded.append(EncodedPrompt(ids, rendered.thoughts))
 
     loaded = load_for_answers(model, answer, output, encode)
     if expected is not None:
         options["prediction"] = loaded.files.tokenizer.encode(expected)
-    with loaded.stream(next(iter(encoded), text), **options) as stream:
+    with loaded.stream(next(iter(encoded), content), **options) as stream:
         show = step_printer(answer, output, stream)
         for step in stream:
             show(step)

@@ -47,7 +47,11 @@ def plan(
     faster. Without earlier answers, forward passes are run to measure it.
     """
     check_writable(result)
-    report = costs_report(load_model(model, output), measure=measure)
+    loaded = load_model(model, output)
+    single = None
+    if getattr(loaded.engine, "single_row_fault", None) == "":
+        single = load_model(model, output, min_rows=1).measured_costs(again=measure)(1)
+    report = costs_report(loaded, measure=measure, single=single)
     texts = [*filter(None, (report.text, _advice(report.value)))]
     if not everything:
         texts = [text.partition("\n")[0].rstrip(":") for text in texts]
@@ -55,9 +59,16 @@ def plan(
     return print_report(replace(report, text="\n".join(texts)), output, result)
 
 
-def costs_report(model: "Model", *, measure: bool) -> Report:
-    """Return the learned forward-pass costs; `measure` runs additional passes for them."""
+def costs_report(model: "Model", *, measure: bool, single: float | None = None) -> Report:
+    """Return the learned forward-pass costs; `measure` runs additional passes for them.
+
+    `single` is the time of a pass of one row that is not padded, if the engine has such passes:
+    plain decoding is then the faster one.
+    """
     cost, compared = model.measured_costs(again=measure), model.exactness_report()
+    padded = cost(1)
+    if single is not None:
+        cost = replace(cost, seconds={**cost.seconds, 1: min(single, padded)})
     value = {
         "model": model.files.name,
         "engine": model.engine.describe(),
@@ -75,7 +86,14 @@ def costs_report(model: "Model", *, measure: bool) -> Report:
     # For an engine whose times are not those of its target hardware: the source of the times.
     remark = getattr(model.engine, "remark", "")
     value |= {"remark": remark} if remark else {}
-    return Report(value, text=remark, tables=tables)
+    texts = [remark] if remark else []
+    if single is not None:
+        value["single_row_milliseconds"], value["padded_milliseconds"] = 1e3 * single, 1e3 * padded
+        texts.append(
+            f"Exactness costs {padded / single:.2f}x: a padded pass takes {1e3 * padded:.1f} ms, "
+            f"one row alone (--min-rows 1) {1e3 * single:.1f} ms."
+        )
+    return Report(value, text=" ".join(texts), tables=tables)
 
 
 def cost_facts(cost: "CostTable") -> dict[str, Any]:

@@ -7,6 +7,7 @@ prompt and grows with every token.
 from collections.abc import Sequence
 
 from paceline.decoding.types import Drafter, Proposal
+from paceline.drafters.suffix import continuation
 
 MAX_MATCH = 16
 """Upper bound of `max_match`: each token of the context adds that many index entries."""
@@ -17,6 +18,8 @@ MAX_LENGTH = 64
 
 class NgramDrafter(Drafter):
     """Proposes the continuation of the longest n-gram's latest occurrence.
+
+    At the end of the text the continuation is its own copy, as in `suffix`.
 
     Raises ValueError unless 1 <= min <= max <= MAX_MATCH and 1 <= length <= MAX_LENGTH.
     """
@@ -53,5 +56,6 @@ class NgramDrafter(Drafter):
         for size in self._sizes:
             start = self._after.get(tuple(context[-size:])) if size <= len(context) else None
             if start is not None:
-                return Proposal(context[start : start + min(limit, self._length)], self.name, size)
+                tokens = continuation(context, start, min(limit, self._length))
+                return Proposal(tokens, self.name, size)
         return Proposal((), self.name)

@@ -166,7 +166,8 @@ class SuffixDrafter(Drafter):
                 return Proposal(tokens[:end], "earlier", earlier.length)
         if repeat is None:
             return Proposal((), self.name)
-        return Proposal(_copy(context, repeat, limit), self.name, repeat.length)
+        tokens = continuation(context, repeat.next_at, limit)
+        return Proposal(tokens, self.name, repeat.length)
 
     def _index(self, context: Sequence[int]) -> None:
         """Index the new tokens, and match them against the history."""
@@ -178,13 +179,13 @@ class SuffixDrafter(Drafter):
                 self._cursor = self._earlier.advance(self._cursor, token)
 
 
-def _copy(context: Sequence[int], match: Match, limit: int) -> list[int]:
-    """Return `limit` tokens of the match's continuation.
+def continuation(context: Sequence[int], start: int, limit: int) -> list[int]:
+    """Return `limit` tokens of the context from `start`, which is in it.
 
     At the end of the context it continues with its own copy, like LZ77: a text with a period of
     k tokens is continued with that period.
     """
-    tokens = list(context[match.next_at : match.next_at + limit])
+    tokens = list(context[start : start + limit])
     for at in range(limit - len(tokens)):
         tokens.append(tokens[at])
     return tokens

@@ -128,6 +128,8 @@ def load(
         taps.add(FINAL_NORM)
     defaults = defaults_of(files) if generation_config == "auto" else Defaults()
     opened = open_with(tuple(sorted(taps)))
+    if min_rows < 2 and (fault := getattr(opened, "single_row_fault", "")):
+        raise InvalidRequest(fault)
     model = Model(files, opened, defaults=defaults, drafting=drafting, open_with=open_with)
     for spec in specs:  # else opening counts as time to the first token
         drafting.open(spec)

@@ -11,24 +11,11 @@ from typer import Argument, Option
 from paceline.cli import declare
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import Output, command
-from paceline.options import IntRange, Range
+from paceline.options import IntRange
 from paceline_coreml.cli.arguments import Stateless, Weights, check_tools, slots_of
 
 if TYPE_CHECKING:
     from paceline_coreml.engine.artifact import Artifact
-
-
-@dataclass(frozen=True, slots=True)
-class _Wholes:
-    """A parser of comma-separated whole numbers in a range, or of one word instead."""
-
-    number: Range
-    word: str | None = None
-
-    def __call__(self, text: str) -> tuple[int, ...] | str:
-        if text == self.word:
-            return text
-        return tuple(self.number(part) for part in text.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +26,7 @@ class ConversionArguments:
     functions: Annotated[
         Any | None,
         Option(
-            parser=_Wholes(declare.COUNT),
+            parser=declare.WholeList(declare.COUNT),
             metavar="T,T",
             help="create static functions for these numbers of rows; the largest is for prompts",
         ),
@@ -62,7 +49,7 @@ class ConversionArguments:
     taps: Annotated[
         Any | None,
         Option(
-            parser=_Wholes(IntRange(0), "all"),
+            parser=declare.WholeList(IntRange(0), "all"),
             metavar="N,N",
             help="layers to tap, or all",
         ),

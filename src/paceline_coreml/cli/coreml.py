@@ -40,14 +40,17 @@ def golden(
         str | None, Option(help="model it was converted from; default: from its manifest")
     ] = None,
     tokens: Annotated[int, declare.count(help="length of the test text, in tokens")] = 32,
-    threshold: Annotated[
-        float, Option(parser=FloatRange(0, 1), help="minimum cosine similarity")
-    ] = 0.99,
+    max_divergence: Annotated[
+        float | None,
+        Option(parser=FloatRange(0), help="fail if compressed weights diverge more, in nats"),
+    ] = None,
     rounding: Annotated[
-        Literal["f16", "f32", "engine"],
+        Literal["f16", "engine"],
         Option(help="numerics of the emulator, off a Mac; engine: as on the Neural Engine"),
     ] = "f16",
-    temporary: Annotated[Path | None, declare.folder(help="folder for downloads")] = None,
+    temporary: Annotated[
+        Path | None, declare.folder(help="folder for downloads, and a copy of the weights")
+    ] = None,
     output: Output,
 ) -> int:
     """Compare a model with itself and with transformers."""
@@ -69,7 +72,7 @@ def golden(
             target=opened.target,
             rounding=rounding,
             tokens=tokens,
-            threshold=threshold,
+            max_divergence=max_divergence,
             progress=progress,
         )
     return print_report(compared, output)

@@ -17,7 +17,7 @@ from paceline.storage.files import read_json
 from paceline_coreml.conversion.mlx_format import FLOATS, Packing, Stored, dequantize, packing_of
 
 CONFIG = "config.json"
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _ONE_FILE = "model.safetensors"
 
 
@@ -195,12 +195,12 @@ class Prefixed(Mapping[str, Tensor]):
 
 
 def _files(folder: Path) -> list[Path]:
-    if (folder / _INDEX).is_file():
+    if (folder / INDEX).is_file():
         try:
-            names = read_json(folder / _INDEX)["weight_map"]
+            names = read_json(folder / INDEX)["weight_map"]
             paths = [folder / name for name in sorted(set(names.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{folder / _INDEX} is not a safetensors index: {error}") from error
+            raise ModelError(f"{folder / INDEX} is not a safetensors index: {error}") from error
     else:
         paths = [folder / _ONE_FILE]
     missing = [path.name for path in paths if not path.is_file()]

@@ -68,12 +68,15 @@ class ConversionOptions:
             )
 
 
-def with_defaults(options: ConversionOptions, task: Task) -> ConversionOptions:
+def with_defaults(
+    options: ConversionOptions, task: Task, *, single: bool = True
+) -> ConversionOptions:
     """Fill in the task's defaults.
 
-    A language model has one static function, with `DECODE_ROWS` rows; with more `rows`, prompts get
-    a second one. In a flexible package, only the default shape may run on the Neural Engine
-    (coremltools issue 2370), and each shape that runs has its own copy of the weights in memory.
+    A language model has two static functions: one row, whose bits may differ, and `DECODE_ROWS`;
+    with more `rows`, prompts get a third one. Without `single`, there is none for one row. In a
+    flexible package, only the default shape may run on the Neural Engine (coremltools issue 2370),
+    and each shape that runs has its own copy of the weights in memory.
 
     A token classifier runs a text in one forward pass with one of a few fixed lengths. Flexible
     lengths would make two axes of the mask flexible. Several texts share a pass, so fixed lengths
@@ -87,8 +90,10 @@ def with_defaults(options: ConversionOptions, task: Task) -> ConversionOptions:
     )
     if options.flexible:
         return replace(options, rows=rows)
-    fewer = 1 if task != "causal-lm" else min(DECODE_ROWS, rows)
-    functions = tuple(sorted({*(options.functions or (fewer, rows))}))
+    fewer = [1] if task != "causal-lm" else [min(DECODE_ROWS, rows)]
+    if single and not options.stateless:
+        fewer.append(1)
+    functions = tuple(sorted({*(options.functions or (*fewer, rows))}))
     if options.stateless and (task != "causal-lm" or len(functions) > 1):
         raise InvalidRequest(
             "stateless needs a language model, and exactly one static number of rows"

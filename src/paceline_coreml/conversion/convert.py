@@ -18,8 +18,9 @@ import paceline
 from paceline.errors import InvalidRequest
 from paceline.models import GENERATION, TEMPLATE, TOKENIZER, Progress
 from paceline.storage.coreml import EMBEDDINGS, MAKING, fingerprint_of
-from paceline.storage.files import read_json, sha256_of, write_json, writing
+from paceline.storage.files import read_json, sha256_of, size_of, write_json, writing
 from paceline.storage.manifest import MANIFEST, FileRecord, remember
+from paceline.system.machine import memory_bytes
 from paceline_coreml.conversion.checkpoint import damage_reported
 from paceline_coreml.conversion.compress import check_patterns, compress
 from paceline_coreml.conversion.conversion_options import (
@@ -86,6 +87,12 @@ def convert(
             match the model.
     """
     model = open_model(source, options)
+    chosen = options.functions or options.flexible or options.stateless or source.target
+    if not chosen and 1 not in model.options.functions:
+        progress.note(
+            "creating no function for single rows: its copy of the weights would leave too little "
+            "of this machine's memory; --functions 1,8 creates it"
+        )
     family, options = model.family, model.options
     parts = list(_parts(family, options))
     about = {
@@ -141,7 +148,9 @@ def open_model(source: Source, options: ConversionOptions) -> OpenModel:
         )
 
     shape = opened(options.slots, CONV_SLOTS).shape
-    options = with_defaults(options, shape.task)
+    # The checkpoint's weights usually have two bytes; each function has a copy in memory.
+    copies = 2 * size_of(source.checkpoint) * BYTES_PER_WEIGHT[options.weights] / 2
+    options = with_defaults(options, shape.task, single=copies <= memory_bytes() / 2)
     # A pass writes all its rows before it reads, so the state holds them and the rows before them.
     needed = -(-(options.rows + shape.lags) // _SLOTS_UNIT) * _SLOTS_UNIT
     conv_slots = max(CONV_SLOTS, needed) if shape.lags else CONV_SLOTS

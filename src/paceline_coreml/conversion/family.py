@@ -7,8 +7,9 @@ router's state) appends channels.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,12 @@ class Family:
         self._weights, self._slots = weights, slots
         self._layer, self._rotary, self._norm, self._eps = layer, rotary, norm, eps
         self._tied = config.tie_word_embeddings
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> Self:
+        """Return a copy that reads other tensors of the same names and shapes."""
+        other = copy(self)
+        other._weights = weights
+        return other
 
     def layer(self, index: int) -> nn.Module:
         """Create a module of layer `index`: forward(stream, inputs) -> stream.

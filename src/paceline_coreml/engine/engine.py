@@ -127,6 +127,13 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
                 "convert it again with --taps"
             )
         self.min_rows = settings.min_rows
+        self.single_row_fault = ""
+        """Why passes cannot have one row; empty if they can."""
+        if 1 not in artifact.widths:
+            self.single_row_fault = (
+                f"{folder} has no function for 1 row: all its passes have {artifact.decode_rows}; "
+                f"remove --min-rows 1, or convert it again with --functions 1,{artifact.rows}"
+            )
         self.taps = settings.taps
         self.vocab_size = artifact.vocab_size
         self.context_length = artifact.slots

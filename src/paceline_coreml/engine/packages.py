@@ -96,7 +96,7 @@ class PackageOpener:
         Args:
             artifact: the artifact with the shards.
             units: one of `UNITS`; the emulator ignores it.
-            rounding: "f16" or "f32", for the emulator.
+            rounding: rounding of the emulator; with "f32", it also runs on a Mac.
             on_message: gets a message before Core ML compiles shards, which happens once.
 
         Raises:
@@ -108,7 +108,7 @@ class PackageOpener:
             raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
         self._artifact, self._units, self._rounding = artifact, UNITS[units], rounding
         self._compiled: CompiledShards | None = None
-        if on_a_mac():
+        if on_a_mac() and rounding != "f32":
             self._mac = this_mac()
             self._mac.check()
             check_installed()

@@ -5,24 +5,33 @@ forward pass, and in the engine with single tokens and rejected rows. All output
 bit-identical in the emulator. A single row would not reveal a wrong order of heads and tokens. A
 token classifier, which has no states, runs each text alone and packed: only zero terms differ.
 
-*Is it the same model?* Layer outputs, logits and top tokens are compared with transformers in
-float32 (`compare` has the criteria, `texts` the inputs). Outputs are also compared with other
-layers of the reference, because a neighboring layer's tap may also have a good cosine. For a
-classifier, labels and scores are compared.
+*Is it the same model?* Three comparisons, so that a wrong graph and lost precision have different
+verdicts (`checks` has the criteria, `texts` the inputs):
+
+    graph     emulator without rounding     transformers, float32, the artifact's weights
+    format    the device, or rounding       emulator without rounding
+    weights   transformers, float32, the artifact's weights      the checkpoint's weights
+
+Any difference of the graph is a fault. The format may lose as much as transformers in float16. The
+weights' loss is a divergence in nats, which is only a fault above `--max-divergence`. Layer outputs
+are also compared with other layers of the reference, because a neighboring layer's tap may also
+have a good cosine. For a classifier, labels and scores are compared.
 
 Off a Mac, the artifact runs in the emulator. A passed check then shows that the graph is correct,
 but nothing about the Neural Engine.
 """
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 import paceline
-from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.coreml import EMBEDDINGS
 from paceline.storage.files import read_json
@@ -30,11 +39,13 @@ from paceline.storage.manifest import MANIFEST
 from paceline.storage.report import Report, Table
 from paceline_coreml.conversion.convert import CONV_SLOTS
 from paceline_coreml.conversion.families import open_family
-from paceline_coreml.engine.artifact import read_artifact
+from paceline_coreml.conversion.family import Family
+from paceline_coreml.engine.artifact import Artifact, read_artifact
 from paceline_coreml.engine.packages import DEFAULT_UNITS, REHEARSED, on_a_mac
 from paceline_coreml.golden.checks import (
+    MARGIN,
     Agreement,
-    FaultLimits,
+    FormatCheck,
     LayerCheck,
     LogitsCheck,
     agreement,
@@ -42,26 +53,25 @@ from paceline_coreml.golden.checks import (
     check_logits,
     check_sizes,
     file_faults,
+    format_loss,
     layer_faults,
+    weights_faults,
 )
-from paceline_coreml.golden.compare import TOP
+from paceline_coreml.golden.compare import TOP, Parity, centred, parity
 from paceline_coreml.golden.drafter import compare_drafter
-from paceline_coreml.golden.reference import Reference
+from paceline_coreml.golden.reference import Reference, ReferenceOutput
 from paceline_coreml.golden.run_shards import (
+    LOGITS,
     embed,
     run_classifier,
     run_engine,
     run_shards,
 )
-from paceline_coreml.golden.texts import rows_of, texts_for, tokenizer_faults
+from paceline_coreml.golden.stored_weights import write_stored
+from paceline_coreml.golden.texts import row_names, texts_for, tokenizer_faults
 
 TOKENS = 32
 """Default text length: several blocks of any artifact."""
-THRESHOLD = 0.99
-MARGIN = 0.5
-"""Maximum nats between the reference's top token and the artifact's, in the reference's logits.
-
-Per-channel INT8 weights changed top tokens of SmolLM2-135M at margins up to 0.16."""
 
 
 def report(
@@ -71,64 +81,70 @@ def report(
     target: Path | None = None,
     rounding: str = "f16",
     tokens: int = TOKENS,
-    threshold: float = THRESHOLD,
+    max_divergence: float | None = None,
     progress: Progress,
 ) -> Report:
     """Compare an artifact with its checkpoint; the report lists faults in order of computation.
 
     Args:
         artifact: the folder that `convert` wrote.
-        checkpoint: the Hugging Face folder of its source, loaded as float32.
+        checkpoint: the Hugging Face folder of its source.
         target: the target's folder, if it is a drafter.
-        rounding: rounding of the emulator: "f16", "f32" to exclude rounding, or "engine".
+        rounding: the number format off a Mac: "f16", or "engine", the Neural Engine's.
         tokens: length of each text.
-        threshold: minimum cosine of any row, in every layer output and the logits.
+        max_divergence: maximum mean divergence in nats that compressed weights may cause; None:
+            any.
         progress: reports packages and texts.
 
     Raises:
         InvalidRequest: a value is out of range.
         ModelError: the artifact or the checkpoint is incomplete, or they are different models.
     """
-    if not 0 < threshold <= 1:
-        raise InvalidRequest(f"threshold is {threshold}; expected a cosine, above 0 and at most 1")
     opened = read_artifact(artifact)
     if target is not None:
-        return compare_drafter(
-            opened, checkpoint, target, rounding=rounding, count=tokens, threshold=threshold
-        )
+        return compare_drafter(opened, checkpoint, target, rounding=rounding, count=tokens)
     family = open_family(checkpoint, slots=opened.slots, conv_slots=opened.ring or CONV_SLOTS)
     check_sizes(opened, checkpoint, family)
-    embeddings = family.embeddings().numpy()
-    texts = texts_for(opened, embeddings, tokens)
-    rows = rows_of(texts)
-    faults = [*tokenizer_faults(opened, checkpoint), *file_faults(opened, family, embeddings)]
-    del embeddings
+    texts = texts_for(opened, tokens)
+    inputs, rows = [text.tokens for text in texts], row_names(texts)
+    graph_faults = [*tokenizer_faults(opened, checkpoint), *file_faults(opened, family)]
     soft = read_json(artifact / MANIFEST).get("recipe", {}).get("routing") == "soft"
     with progress.task(f"running {checkpoint.name} with transformers"):
-        model = Reference(checkpoint, opened.task, soft=soft)
-        reference = model.run_all([text.tokens for text in texts])
-        # With soft routing, rounding cannot flip the choice of an expert.
-        limits = FaultLimits(threshold, MARGIN, model.experts and not soft)
-        del model  # in float32
+        references = _references(opened, checkpoint, family, inputs, soft=soft)
+    original, reference, half, stored_faults = references
     layers: list[LayerCheck] = []
     if opened.labels:
         blocks, modes = run_classifier(opened, texts, rounding, progress)
+        graph, _ = run_classifier(opened, texts, "f32", progress)
     else:
         by_width = run_shards(opened, texts, rounding, progress)
         blocks = by_width.pop(opened.decode_rows)
         modes = {f"calls of {width} rows": outputs for width, outputs in by_width.items()}
         modes |= run_engine(opened, texts, rounding, progress)
+        widths = [opened.decode_rows]
+        (graph,) = run_shards(opened, texts, "f32", progress, widths=widths).values()
         embedded = {EMBEDDINGS: np.concatenate([embed(opened, text) for text in texts])}
-        layers += check_layers(opened, rows, {**embedded, **blocks}, reference, limits)
+        layers += check_layers(opened, rows, {**embedded, **graph}, reference)
     ways = [agreement(mode, outputs, blocks) for mode, outputs in modes.items()]
-    logits = check_logits(opened, rows, blocks, reference, limits)
-    trained: LogitsCheck | None = None
-    if soft:
-        top_1 = Reference(checkpoint).run_all([text.tokens for text in texts])
-        trained = check_logits(opened, rows, blocks, top_1, limits)
+    logits = check_logits(opened, rows, graph, reference)
+    graph_faults += [*layer_faults(layers), *logits.faults(), *stored_faults]
+    number_format = FormatCheck(
+        format_loss(centred(blocks[LOGITS]), centred(graph[LOGITS])),
+        format_loss(centred(half.logits), centred(reference.logits)),
+    )
+    weights = parity(rows, centred(reference.logits), centred(original.logits), MARGIN)
+    trained = (
+        check_logits(opened, rows, graph, Reference(checkpoint).run_all(inputs)) if soft else None
+    )
     exact = not (on_a_mac() or opened.labels)
-    faults += [fault for way in ways for fault in way.faults(exact=exact)]
-    faults += [*layer_faults(layers, limits), *logits.faults(limits)]
+    name = "Core ML" if on_a_mac() else rounding
+    by_comparison = {
+        "blocks": [fault for way in ways for fault in way.faults(exact=exact)],
+        "graph": graph_faults,
+        "format": number_format.faults(name),
+        "weights": weights_faults(weights, max_divergence),
+    }
+    faults = [f"{what}: {fault}" for what, found in by_comparison.items() for fault in found]
     value = {
         "paceline": paceline.__version__,
         "artifact": opened.name,
@@ -137,25 +153,32 @@ def report(
         "units": DEFAULT_UNITS if on_a_mac() else REHEARSED,
         "rounding": None if on_a_mac() else rounding,
         "rows": opened.decode_rows,
-        "threshold": threshold,
-        "margin": MARGIN,
-        "judged_by": "median row" if limits.experts else "worst row",
         "texts": [{"name": text.name, "tokens": list(text.tokens)} for text in texts],
         "passed": not faults,
+        "verdicts": {
+            what: None if what == "weights" and max_divergence is None else not found
+            for what, found in by_comparison.items()
+        },
         "faults": faults,
         "ways": [asdict(way) for way in ways],
         "layers": [asdict(layer) for layer in layers],
         "picks": asdict(logits),
+        "format": asdict(number_format),
+        "weights": asdict(weights),
         **({"top_1": asdict(trained)} if trained else {}),
     }
     verdict = "graph-correct in the emulator; this shows nothing about the Neural Engine"
     verdict = "equal to the model on this Mac" if on_a_mac() else verdict
+    best = "labels" if opened.labels else "top tokens"
     lines = [
-        *_lines(ways, layers, logits, "labels" if opened.labels else "top tokens"),
-        *([_distance(trained)] if trained else []),
-        *faults,
-        f"verdict: {opened.name} {'is NOT' if faults else 'is'} {verdict}",
+        *_lines(ways, layers, logits),
+        f"format: {name} loses {number_format.loss:.2g} of the median row's cosine; the "
+        f"reference's own float16 run loses {number_format.reference_loss:.2g}",
+        f"weights: {_distance(weights, best)}",
     ]
+    if trained:
+        lines.append(f"soft routing, compared with top-1: {_distance(trained.ordinary, best)}")
+    lines += [*faults, f"verdict: {opened.name} {'is NOT' if faults else 'is'} {verdict}"]
     base = "texts alone" if opened.labels else f"calls of {opened.decode_rows} rows"
     tables = [_ways_table(ways, base), _layers_table(layers, logits)]
     # JSON has neither NaN nor infinities.
@@ -163,35 +186,57 @@ def report(
     return Report(value, not faults, "\n".join(lines), tables)
 
 
+class _References(NamedTuple):
+    original: ReferenceOutput
+    """With the checkpoint's weights."""
+    stored: ReferenceOutput
+    """With the artifact's weights."""
+    half: ReferenceOutput
+    """With the artifact's weights, in float16."""
+    faults: list[str]
+    """Those of the artifact's weights."""
+
+
+def _references(
+    artifact: Artifact,
+    checkpoint: Path,
+    family: Family,
+    texts: Sequence[Sequence[int]],
+    *,
+    soft: bool,
+) -> _References:
+    """Run the texts with transformers."""
+    original = Reference(checkpoint, artifact.task, soft=soft).run_all(texts)
+    with tempfile.TemporaryDirectory() as folder:
+        faults = write_stored(artifact, checkpoint, family, Path(folder))
+        stored, half = (
+            Reference(Path(folder), artifact.task, soft=soft, dtype=dtype).run_all(texts)
+            for dtype in (torch.float32, torch.float16)
+        )
+    return _References(original, stored, half, faults)
+
+
 def _lines(
-    ways: Sequence[Agreement], layers: Sequence[LayerCheck], logits: LogitsCheck, best: str
+    ways: Sequence[Agreement], layers: Sequence[LayerCheck], logits: LogitsCheck
 ) -> Iterator[str]:
-    picks, logits_cosine = logits.ordinary, logits.nearness.cosine
     same = sum(way.difference == 0 for way in ways)
     yield f"blocks: {same} of {len(ways)} other modes have bit-identical outputs"
     if layers:
         worst = min(layers, key=lambda layer: layer.nearness.cosine.worst)
         cosine = worst.nearness.cosine
         yield (
-            f"layers: minimum cosine {cosine.worst:.4f} ({worst.name}, {cosine.at}), over "
-            f"{len(layers)} outputs"
+            f"graph: minimum cosine {cosine.worst:.5f} ({worst.name}, {cosine.at}), over "
+            f"{len(layers)} outputs of layers"
         )
-    yield (
-        f"logits: minimum cosine {logits_cosine.worst:.4f} ({logits_cosine.at}), divergence "
-        f"{picks.divergence:.4f} nats"
-    )
-    yield (
-        f"{best}: {picks.equal} of {picks.rows} equal; {picks.decided_equal} of the "
-        f"{picks.decided} clear ones; {picks.contained} in the top {TOP}"
-    )
+    cosine = logits.nearness.cosine
+    yield f"graph: minimum cosine of logits {cosine.worst:.5f} ({cosine.at})"
 
 
-def _distance(trained: LogitsCheck) -> str:
-    """Describe how far soft routing is from the trained routing."""
-    picks, cosine = trained.ordinary, trained.nearness.cosine
+def _distance(picks: Parity, best: str) -> str:
     return (
-        f"soft routing, compared with top-1: logits' median cosine {cosine.median:.4f}, divergence "
-        f"{picks.divergence:.4f} nats; {picks.equal} of {picks.rows} top tokens equal"
+        f"divergence {picks.divergence:.4f} nats; {picks.equal} of {picks.rows} {best} equal, "
+        f"{picks.decided_equal} of the {picks.decided} clear ones; {picks.contained} in the top "
+        f"{TOP}"
     )
 
 
@@ -212,13 +257,10 @@ def _layers_table(layers: Sequence[LayerCheck], logits: LogitsCheck) -> Table:
             layer,
             name,
             *(f"{cosine:.5f}" for cosine in (near.cosine.worst, near.cosine.median)),
-            f"{near.length.worst:.3f}",
-            f"{near.first:.5f}",
-            f"{near.first_length:.3g}",
-            f"{near.small.worst:.3f}",
+            f"{near.error.worst:.3g}",
             f"{near.largest:.4g}",
         ]
         for layer, name, near in [*places, ("", "logits", logits.nearness)]
     ]
-    head = ["layer", "output", "min cosine", "median", "length", "first", "its length"]
-    return "compared with transformers in float32", [*head, "low norm", "largest"], rows
+    head = ["layer", "output", "min cosine", "median", "max error", "largest"]
+    return "graph, compared with transformers in float32", head, rows

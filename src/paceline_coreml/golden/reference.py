@@ -1,4 +1,4 @@
-"""Runs a checkpoint with transformers in float32, the reference for every architecture.
+"""Runs a checkpoint with transformers, the reference for every architecture.
 
 Hooks on the layers record hidden states. `output_hidden_states` is not used: in most models, its
 last entry is after the final norm.
@@ -31,7 +31,7 @@ class ReferenceOutput(NamedTuple):
 
 
 class Reference:
-    """A checkpoint's model in memory, in float32: a causal language model or a classifier."""
+    """A checkpoint's model in memory: a causal language model or a classifier."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Reference:
         *,
         layers: int | None = None,
         soft: bool = False,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Load the first `layers` layers, or all; with `soft`, ZAYA's rows use all experts.
 
@@ -55,12 +56,13 @@ class Reference:
                 if getattr(config, "layer_types", None):
                     config.layer_types = config.layer_types[:layers]
             if stored.quantized:
-                self._model, missing = _dequantized(model_class, config, stored), []
+                self._model, missing = _dequantized(model_class, config, stored, dtype), []
             else:
                 self._model, loading_info = model_class.from_pretrained(
                     checkpoint,
                     config=config,
-                    dtype=torch.float32,
+                    dtype=dtype,
+                    experts_implementation="eager",  # others need aligned sizes in float16
                     local_files_only=True,
                     output_loading_info=True,
                 )
@@ -87,11 +89,6 @@ class Reference:
             for layer in self._layers:
                 layer.mlp.forward = partial(_soft, layer.mlp)
 
-    @property
-    def experts(self) -> bool:
-        """True if the model has routed experts."""
-        return any(getattr(self._model.config, name, None) for name in _EXPERTS)
-
     @torch.no_grad()
     def run(self, tokens: Sequence[int]) -> ReferenceOutput:
         """Run a whole text in one forward pass, without a KV cache."""
@@ -116,17 +113,13 @@ class Reference:
 
 
 @torch.no_grad()
-def _dequantized(model_class: Any, config: Any, stored: FolderTensors) -> Any:
+def _dequantized(model_class: Any, config: Any, stored: FolderTensors, dtype: Any) -> Any:
     """Return the model of weights in MLX's formats, which transformers cannot load."""
     stored.expect_model(config)
-    model = model_class.from_config(config, dtype=torch.float32)
+    model = model_class.from_config(config, dtype=dtype)
     for name, weight in model.named_parameters():
         weight.copy_(stored[name])
     return model
-
-
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Fields of transformers' configs with the number of experts."""
 
 
 def _soft(mixture: Any, hidden: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:

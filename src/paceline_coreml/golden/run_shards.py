@@ -70,13 +70,18 @@ def embed(artifact: Artifact, text: Text) -> Floats:
 
 
 def run_shards(
-    artifact: Artifact, texts: Sequence[Text], rounding: str, progress: Progress
+    artifact: Artifact,
+    texts: Sequence[Text],
+    rounding: str,
+    progress: Progress,
+    *,
+    widths: Sequence[int] = (),
 ) -> dict[int, ArtifactOutput]:
-    """Return outputs by the number of rows per pass.
+    """Return outputs by the number of rows per pass, for `widths` or all.
 
     Every number of rows has its own states and hidden states, starting at the first layer.
     """
-    tables, widths = np.load(artifact.folder / ROTARY), call_widths(artifact)
+    tables, widths = np.load(artifact.folder / ROTARY), widths or call_widths(artifact)
     inputs = {
         width: CallInputs(width, *tables, conv_slots=artifact.ring, lags=artifact.lags)
         for width in widths

@@ -3,27 +3,17 @@
 *BOS.* Models use the first position as an attention sink, and many were trained with a BOS token
 there. With a wrong first token, every later value differs. So texts begin as set in the manifest,
 and `tokenizer_faults` compares the manifest with the checkpoint.
-
-*Low-norm tokens.* Tokens that hardly occurred in training have embeddings near zero. float16 and a
-norm's epsilon turn their direction into noise, so a correct model looks wrong there. They are in a
-separate text, which has other criteria (see `compare`).
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import TOKENIZER, Tokenizer, read_facts
 from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline_coreml.engine.artifact import Artifact
-from paceline_coreml.golden.compare import RowFacts
-
-Floats = npt.NDArray[np.float32]
 
 PROMPTS: Mapping[str, str] = {
     "prose": (
@@ -43,35 +33,19 @@ PROMPTS: Mapping[str, str] = {
     ),
 }
 
-LOW_NORM = "low norm"
-"""The text with the tokens whose embeddings have the smallest norms."""
-
-_LOW_TOKENS = 8
-_CONTEXT = 4
-"""Ordinary tokens before the low-norm tokens, which must not be at the first position."""
-
 
 class Text(NamedTuple):
     name: str
     tokens: Sequence[int]
-    low: int | None = None
-    """Position of the first low-norm token, or None."""
 
 
-def rows_of(texts: Sequence[Text]) -> RowFacts:
-    places = [(text, row) for text in texts for row in range(len(text.tokens))]
-    return RowFacts(
-        [f"row {row} of {text.name}" for text, row in places],
-        np.array([row == 0 for _, row in places]),
-        np.array([text.low is not None and row >= text.low for text, row in places]),
-    )
+def row_names(texts: Sequence[Text]) -> list[str]:
+    """Return the names of all rows of the texts, such as `row 4 of prose`."""
+    return [f"row {row} of {text.name}" for text in texts for row in range(len(text.tokens))]
 
 
-def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]:
+def texts_for(artifact: Artifact, tokens: int) -> list[Text]:
     """Return texts with `tokens` tokens each.
-
-    The last one has the low-norm tokens. `embeddings` are the checkpoint's, [vocab, d], because the
-    artifact's may be wrong.
 
     Raises:
         InvalidRequest: `tokens` is too small, or more than the artifact's slots.
@@ -79,15 +53,13 @@ def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]
     """
     # A classifier runs a text in one pass, with at most `rows` tokens.
     extra, limit = (0, artifact.rows) if artifact.labels else (artifact.decode_rows, artifact.slots)
-    needed = max(tokens, _CONTEXT + _LOW_TOKENS + 1) + extra
-    if tokens <= _CONTEXT or needed > limit:
+    if tokens < 1 or tokens + extra > limit:
         raise InvalidRequest(
-            f"cannot compare texts of {tokens} tokens; they need more than {_CONTEXT} tokens, and "
-            f"{needed} slots; the artifact has {limit}"
+            f"cannot compare texts of {tokens} tokens; they need {tokens + extra} slots, and the "
+            f"artifact has {limit}"
         )
     bos = _bos(artifact.folder)
     tokenizer = _tokenizer(artifact.folder, bos)
-    by_norm = np.argsort(np.linalg.norm(embeddings, axis=1), kind="stable")
     texts = [
         Text(name, _of_length(tokenizer.encode(prompt, special=True), tokens, len(bos)))
         for name, prompt in PROMPTS.items()
@@ -98,9 +70,7 @@ def texts_for(artifact: Artifact, embeddings: Floats, tokens: int) -> list[Text]
             f"{artifact.folder / TOKENIZER} is another model's: it has tokens up to {outside[-1]}, "
             f"and the artifact has {artifact.vocab_size} tokens; convert the model again"
         )
-    context = texts[0].tokens[: len(bos) + _CONTEXT]
-    low: list[int] = by_norm[:_LOW_TOKENS].tolist()
-    return [*texts, Text(LOW_NORM, [*context, *low], len(context))]
+    return texts
 
 
 def tokenizer_faults(artifact: Artifact, checkpoint: Path) -> list[str]:

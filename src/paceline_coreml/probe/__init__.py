@@ -2,9 +2,9 @@
 
 A whole model takes an hour to convert and compile, and a single operation that leaves the Neural
 Engine spoils it. So a random layer of the model's shape is checked first, then one with real
-weights. The checks are `lint`'s rules, `residency` of Core ML's plan, and golden's comparisons of
-full passes with single rows and with transformers. They stop at the first failure. Off a Mac, the
-layer runs in the emulator, without a plan.
+weights. The checks are `lint`'s rules, `residency` of Core ML's plan, and golden's comparisons:
+full passes with single rows, the graph with transformers, and the losses of number format and
+weights. They stop at the first failure. Off a Mac, the layer runs in the emulator, without a plan.
 """
 
 import tempfile
@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 import paceline
 from paceline.errors import InvalidRequest, ModelError
@@ -37,10 +38,11 @@ from paceline_coreml.conversion.torch_model import run_layers
 from paceline_coreml.engine import packages
 from paceline_coreml.engine.artifact import CAUSAL_LM, Artifact, Shard
 from paceline_coreml.engine.inputs import CallInputs
+from paceline_coreml.golden.checks import GRAPH_COSINE, FormatCheck, format_loss
 from paceline_coreml.golden.compare import cosines, difference, nearness
 from paceline_coreml.golden.reference import Reference
 from paceline_coreml.golden.run_shards import run_package
-from paceline_coreml.golden.texts import Text, rows_of
+from paceline_coreml.golden.texts import Text, row_names
 from paceline_coreml.lint import lint
 from paceline_coreml.probe.layer_shape import (
     LayerShape,
@@ -56,9 +58,8 @@ __all__ = ["LayerShape", "ProbeOptions", "parse_shape", "probe_layer", "probe_sh
 Floats = npt.NDArray[np.float32]
 
 PACKAGE: Final = "layer.mlpackage"
-
-_THRESHOLD = 0.99
-"""Minimum cosine per row, as in `golden`."""
+_UNCOMPRESSED: Final = "float16.mlpackage"
+"""The layer without compressed weights."""
 
 _ROWS = 16
 """Minimum rows of a comparison."""
@@ -77,7 +78,7 @@ class ProbeOptions(NamedTuple):
 class Check(NamedTuple):
     name: str
     passed: bool | None
-    """The result, or None if this machine cannot run the check."""
+    """The result, or None if this machine cannot run the check, or it only measures."""
     what: str
     milliseconds: float | None = None
     """Mean time per forward pass, if the check runs any."""
@@ -90,8 +91,8 @@ class _Rows(NamedTuple):
     """[n, stream_size]: input."""
     expected: Floats
     """[n, hidden_size]: hidden states after the layer, in float32."""
-    experts: bool
-    """True if rows are routed, so that a few may use another expert."""
+    half: Floats
+    """The same of transformers in float16."""
 
 
 def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
@@ -155,19 +156,20 @@ def probe_layer(
             checks.append(check)
             if check.passed is False:
                 break
-        return _report(name, {**about, "bytes": size_of(Path(work))}, checks)
+        return _report(name, {**about, "bytes": size_of(Path(work) / PACKAGE)}, checks)
 
 
 def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) -> list[Report]:
     """Probe a random layer of the model's shape, then each kind of its layers, with its weights.
 
-    Probes every number of rows that the engine will use, up to the first report that fails. Raises
+    Probes the numbers of rows of exact passes, up to the first report that fails. Raises
     the same errors as `probe_layer`.
     """
     model = open_model(source, recipe)
     _check_task(source, model)
     config = read_checkpoint(source.checkpoint).config
-    widths = model.options.functions or (model.options.rows,)
+    functions = model.options.functions or (model.options.rows,)
+    widths = [rows for rows in functions if rows > 1] or functions
     kinds: dict[tuple[Any, ...], int] = {}
     """Names and shapes of a layer's weights and states -> the first such layer."""
     for index in range(model.family.shape.layers):
@@ -199,7 +201,7 @@ def _check_task(source: Source, model: OpenModel) -> None:
 def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _Rows:
     """Return random tokens' rows before a layer, and transformers' rows after it."""
     embeddings, shape = family.embeddings().numpy(), family.shape
-    # Low-norm tokens are noise in float16; see `golden.texts`.
+    # float16 and a norm's epsilon turn low-norm tokens, hardly trained ones, into noise.
     by_norm = np.argsort(np.linalg.norm(embeddings, axis=1), kind="stable")
     # At least two passes.
     count = min(max(2 * sizes.rows, _ROWS), sizes.slots)
@@ -211,14 +213,18 @@ def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _
     del embeddings
     # transformers does not return the extra channels of a family's stream.
     before = run_layers(family, range(layer), stream, conv_slots=sizes.conv_slots, rows=sizes.rows)
-    reference = Reference(source.checkpoint, layers=layer + 1)
-    return _Rows(tokens, before, reference.run(tokens).streams[layer + 1], reference.experts)
+    expected, half = (
+        Reference(source.checkpoint, layers=layer + 1, dtype=dtype).run(tokens).streams[layer + 1]
+        for dtype in (torch.float32, torch.float16)
+    )
+    return _Rows(tokens, before, expected, half)
 
 
 def _convert(family: Family, index: int, folder: Path, sizes: ShardSizes, weights: str) -> Artifact:
     """Convert one layer to a package in `folder`; return an artifact without a head."""
-    program = compress(convert_layers(family, index, index + 1, sizes=sizes), weights)
-    program.save(str(folder / PACKAGE))
+    program = convert_layers(family, index, index + 1, sizes=sizes)
+    program.save(str(folder / _UNCOMPRESSED))
+    compress(program, weights).save(str(folder / PACKAGE))
     shape = family.shape
     outside = state_shapes(family.layer(index), index) if sizes.stateless else {}
     paths = [path for path in folder.rglob("*") if path.is_file()]
@@ -237,7 +243,7 @@ def _convert(family: Family, index: int, folder: Path, sizes: ShardSizes, weight
         functions=(sizes.rows,),
         ring=sizes.conv_slots if shape.lags else 0,
         lags=shape.lags,
-        layer_shards=(Shard(PACKAGE, 0, 1, states=outside),),
+        layer_shards=tuple(Shard(path, 0, 1, states=outside) for path in (PACKAGE, _UNCOMPRESSED)),
         head_shards=(),
         fingerprint=fingerprint_of({str(path): sha256_of(path) for path in paths}),
         files={},
@@ -287,17 +293,35 @@ def _checks(
             "exact"
         )
     yield Check("rows", largest == 0, what, milliseconds)
-    text = Text("the layer", compared.tokens)
-    near = nearness(rows_of([text]), blocks[:, : artifact.hidden_size], compared.expected)
-    faults = near.faults(_THRESHOLD, experts=compared.experts)
-    what = f"minimum cosine {near.cosine.worst:.5f}, and {near.first:.5f} for the first row"
-    yield Check("float32", not faults, "; ".join(faults) or what)
+    emulator = packages.PackageOpener(artifact, units=options.units, rounding="f32")
+    unrounded, uncompressed = (
+        run_package(emulator.open(path, None), compared.stream, rows, inputs)["out_hidden"]
+        for path in (PACKAGE, _UNCOMPRESSED)
+    )
+    size = artifact.hidden_size
+    names = row_names([Text("the layer", compared.tokens)])
+    near = nearness(names, uncompressed[:, :size], compared.expected)
+    what = f"minimum cosine {near.cosine.worst:.5f}"
+    faults = near.faults(GRAPH_COSINE)
+    yield Check("graph", not faults, "; ".join(faults) or what)
+    number_format = FormatCheck(
+        format_loss(blocks[:, :size], unrounded[:, :size]),
+        format_loss(compared.half, compared.expected),
+    )
+    faults = number_format.faults("float16")
+    what = f"{number_format.loss:.2g} of the median row's cosine is lost"
+    yield Check("format", not faults, "; ".join(faults) or what)
+    loss = nearness(names, unrounded[:, :size], uncompressed[:, :size]).cosine
+    what = (
+        f"minimum cosine {loss.worst:.5f} with compressed weights, {loss.median:.5f} at the median"
+    )
+    yield Check("weights", None, what)
 
 
 def _report(name: str, about: Mapping[str, Any], checks: list[Check]) -> Report:
     failed = [check for check in checks if check.passed is False]
     milliseconds = next((check.milliseconds for check in checks if check.milliseconds), None)
-    verdicts = {True: "passes", False: "FAILS", None: "not checked"}
+    verdicts = {True: "passes", False: "FAILS", None: "no verdict"}
     on_a_mac = packages.on_a_mac()
     lines = [f"package: {megabytes(about['bytes'])}"]
     lines += [f"{check.name}: {verdicts[check.passed]}: {check.what}" for check in checks]

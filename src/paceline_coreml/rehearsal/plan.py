@@ -113,6 +113,13 @@ def make_plan(package: MilPackage, function: MilFunction, rounding: str) -> Read
     return _Folding(rounding).plan(function.block)
 
 
+def constants_of(function: MilFunction) -> dict[str, Array]:
+    """Return all constants of a function by name, decoded to float32."""
+    folding = _Folding("f32")
+    folding.plan(function.block)
+    return folding.constants
+
+
 class _Faults:
     def __init__(self, function: MilFunction) -> None:
         self.messages: list[str] = []
@@ -165,7 +172,7 @@ class _Folding:
 
     def __init__(self, rounding: str) -> None:
         self._rounding = rounding
-        self._constants: dict[str, Any] = {}
+        self.constants: dict[str, Any] = {}
 
     def plan(self, block: MilBlock) -> ReadyFunction:
         steps = []
@@ -175,7 +182,7 @@ class _Folding:
                 steps.append(step)
             else:
                 self._fold(step)
-        return _shortened(steps, self._constants, block.outputs)
+        return _shortened(steps, self.constants, block.outputs)
 
     def _step(self, op: Op) -> ReadyOperation:
         entry = OPS[op.type]
@@ -204,22 +211,22 @@ class _Folding:
         outputs: dict[str, Any] = {}
         step.run(outputs)
         for name, value in outputs.items():
-            self._constants[name] = np.ascontiguousarray(value) if np.ndim(value) > 1 else value
+            self.constants[name] = np.ascontiguousarray(value) if np.ndim(value) > 1 else value
 
     def _is_constant(self, operand: str | Constant) -> bool:
-        return isinstance(operand, Constant) or operand in self._constants
+        return isinstance(operand, Constant) or operand in self.constants
 
     def _constant(self, operand: str | Constant) -> Any:
         if isinstance(operand, str):
-            return self._constants[operand]
+            return self.constants[operand]
         return finisher(operand.dtype, "f32")(operand.value())
 
     def _name(self, operand: str | Constant) -> str:
         """Return the name of an operand in `values`; an unnamed constant gets one."""
         if isinstance(operand, str):
             return operand
-        name = f"constant {len(self._constants)}"
-        self._constants[name] = self._constant(operand)
+        name = f"constant {len(self.constants)}"
+        self.constants[name] = self._constant(operand)
         return name
 
 

@@ -128,6 +128,12 @@ def about(model: Model) -> dict[str, Any]:
     }
 
 
+def has_single_rows(model: Model, *, default: bool) -> bool:
+    """Return True if the engine has forward passes of one row; `default` if it does not say."""
+    fault: str | None = getattr(model.engine, "single_row_fault", None)
+    return default if fault is None else not fault
+
+
 def max_context(model: Model) -> int:
     """Return the maximum tokens of prompt and answer together."""
     return model.scheduler.admission.max_length

@@ -101,13 +101,25 @@ def notes(rows: Sequence[Row]) -> Iterator[str]:
     if any(row.contender == SINGLE_ROW for row in rows):
         differing = aggregates["single_row_texts_differing"]
         yield f"{SINGLE_ROW}: {differing} of {answers} answers differ from plain decoding's"
+        yield from verdicts(rows)
+
+
+def verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield each drafter's speed over the faster of plain decoding and its single rows."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.contender not in (PLAIN, SINGLE_ROW) and "ratio_single_row" in row.measures:
+            pairs = zip(row.measures["ratio"], row.measures["ratio_single_row"], strict=True)
+            ratios.setdefault(row.contender, []).append(median(map(min, pairs)))
+    for name, values in ratios.items():
+        yield f"{name}: {geometric_mean(values):.2f}x the speed of the faster plain decoding"
 
 
 def case_table(rows: Sequence[Row]) -> Table:
     """Return a line per row: tokens, speeds, acceptance, and whether the tokens are the same."""
-    head = ["prompt", "contender", "tokens", "tok/s", "prefill", "tau", "accepted", "host"]
+    head = ["prompt", "contender", "tokens", "tok/s", "prefill tok/s", "seconds", "tau", "accepted"]
     single = any("ratio_single_row" in row.measures for row in rows)
-    head += ["/ plain", "rounds", *(["/ 1 row"] if single else []), "same"]
+    head += ["host", "/ plain", "rounds", *(["/ 1 row"] if single else []), "same"]
     return "prompts", head, [_case_line(row, single=single) for row in rows]
 
 
@@ -170,6 +182,7 @@ def _case_line(row: Row, *, single: bool) -> list[str]:
         str(row.facts["tokens"]),
         f"{middle['decode_tokens_per_second']:.1f}",
         f"{middle['prefill_tokens_per_second']:.0f}",
+        f"{middle['prefill_seconds'] + middle['decode_seconds']:.2f}",
         f"{middle['tokens_per_step']:.2f}",
         f"{100 * middle['acceptance_rate']:.0f} %",
         f"{100 * host:.1f} %",

@@ -75,12 +75,13 @@ def learn(
     seconds = inf if tokens else hours * 3600
     with load(model, engine=engine, progress=progress) as used:
         use = Use(used.files, used.engine.vocab_size, used.measured_costs())
-    # A second row per sequence would halve the throughput, and training texts do not need exact
-    # decoding.
+        # A second row per sequence would halve the throughput, and training texts do not need exact
+        # decoding.
+        rows = 2 if getattr(used.engine, "single_row_fault", "") else 1
     with load(
         model,
         engine=engine,
-        min_rows=1,
+        min_rows=rows,
         cache_tokens=CACHE_TOKENS,
         contexts=AT_ONCE,
         drafters=("none",),

@@ -42,6 +42,7 @@ def run(
         Contender,
         about,
         drafter_name,
+        has_single_rows,
         max_context,
         measure,
         warm_up,
@@ -69,7 +70,7 @@ def run(
         if names := [f"--{name}" for name, is_set in others.items() if is_set]:
             raise InvalidRequest(f"the suite seeds has its own {', '.join(names)}; remove it")
         report = seeds_report(
-            lambda: load_model(model, output, drafters=drafter or ["ngram"]),
+            lambda rows: load_model(model, output, drafters=drafter or ["ngram"], min_rows=rows),
             drafters=drafter,
             rounds=rounds,
             output=result,
@@ -82,18 +83,20 @@ def run(
     options: Options = {"max_tokens": tokens, **sampling}
     for name in drafter:
         check({**options, "drafter": name, "policy": policy})
-    loaded, single = (load_model(model, output, drafters=drafter, rows=rows) for rows in (2, 1))
+    loaded = load_model(model, output, drafters=drafter, rows=2)
     loaded.measured_costs()
-    contenders = [
-        Contender(PLAIN, loaded, {"drafter": "none"}),
-        Contender(SINGLE_ROW, single, {"drafter": "none"}),
-        *(Contender(drafter_name(n), loaded, {"drafter": n, "policy": policy}) for n in drafter),
+    contenders = [Contender(PLAIN, loaded, {"drafter": "none"})]
+    if has_single_rows(loaded, default=True):
+        single = load_model(model, output, drafters=drafter, min_rows=1)
+        contenders.append(Contender(SINGLE_ROW, single, {"drafter": "none"}))
+    contenders += [
+        Contender(drafter_name(n), loaded, {"drafter": n, "policy": policy}) for n in drafter
     ]
     head = Record(
         "run",
         rows=[],
         settings={
-            "drafters": [contender.name for contender in contenders[2:]],
+            "drafters": [drafter_name(name) for name in drafter],
             "policy": policy,
             "rounds": rounds,
             "max_tokens": tokens,

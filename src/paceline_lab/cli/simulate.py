@@ -108,6 +108,10 @@ def simulate(
         f"({tokens * len(totals) / took:,.0f} tokens/s); drafting took "
         f"{1e6 * drafting / max(steps, 1):.0f} microseconds per step; costs: {costs.name}"
     )
+    known = max(costs.table.seconds)
+    used = 1 + max(len(total.counts["drafted_at"]) for total in totals.values())
+    if used > known:
+        text += f", extrapolated beyond {known} rows (blocks have up to {used})"
     return print_report(
         Report(record.as_dict(), text=text, tables=[*tables(totals)]), output, result
     )

@@ -57,12 +57,13 @@ def sweep(
     output: Output,
 ) -> int:
     """Compare drafters over prompt lengths or context depths."""
-    from paceline_lab.bench.ab_test import contender_options, options_facts
+    from paceline_lab.bench.ab_test import contender_options, has_single_rows, options_facts
     from paceline_lab.bench.journal import journal_path
     from paceline_lab.bench.prompts import chosen_prompts
     from paceline_lab.bench.record import Record
-    from paceline_lab.bench.summary import all_same_tokens, case_table
+    from paceline_lab.bench.summary import all_same_tokens, case_table, verdicts
     from paceline_lab.sweep.cases import dense_text, depth_cases, length_cases, measured
+    from paceline_lab.sweep.seeds import DEPTHS
 
     rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
     suite, limit = measurement.suite, measurement.limit
@@ -75,6 +76,9 @@ def sweep(
     text, digest = dense_text()
     loaded = load_model(model, output, drafters=comparison.drafters)
     loaded.measured_costs()
+    single = None
+    if has_single_rows(loaded, default=False):
+        single = load_model(model, output, drafters=comparison.drafters, min_rows=1)
     cases = (
         depth_cases(loaded, prompts, depth, tokens)
         if prompts
@@ -88,12 +92,20 @@ def sweep(
     }
     head = Record("sweep", [], settings, suite_sha256=prompts.sha256 if prompts else digest)
     record = measured(
-        head, loaded, options, cases, rounds=rounds, output=result, progress=measuring(output)
+        head,
+        loaded,
+        options,
+        cases,
+        single=single,
+        rounds=rounds,
+        output=result,
+        progress=measuring(output),
     )
     report = Report(
         record.as_dict(),
         all_same_tokens(record.rows),
-        tables=[case_table(record.rows)],
+        "\n".join(verdicts(record.rows)),
+        tables=[case_table(record.rows), *([DEPTHS] if depth else [])],
         journal=journal_path(result),
     )
     return print_report(report, output, result)

@@ -17,7 +17,15 @@ from paceline.models import Progress
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.verify.suite import Suite, load_suite, packaged
-from paceline_lab.bench.ab_test import Case, Contender, about, max_context, measure, warm_up
+from paceline_lab.bench.ab_test import (
+    SINGLE_ROW,
+    Case,
+    Contender,
+    about,
+    max_context,
+    measure,
+    warm_up,
+)
 from paceline_lab.bench.journal import measured_rows, open_journal
 from paceline_lab.bench.record import Record, Row
 from paceline_lab.bench.summary import summary
@@ -110,13 +118,19 @@ def measured(
     options: Mapping[str, Options],
     cases: Sequence[Case],
     *,
+    single: Model | None = None,
     rounds: int,
     output: Path | None,
     progress: Progress,
 ) -> Record:
-    """Return the record that `head` begins: all cases, by contenders with these options."""
+    """Return the record that `head` begins: all cases, by contenders with these options.
+
+    `single` is the same model with forward passes of one row, for plain decoding.
+    """
     head = replace(head, **about(model))
     contenders = [Contender(name, model, settings) for name, settings in options.items()]
+    if single is not None:
+        contenders.insert(1, Contender(SINGLE_ROW, single, {"drafter": "none"}))
     rows: list[Row] = []
     with open_journal(output, head) as journal:
         warm_up(contenders, cases[0])

@@ -19,8 +19,10 @@ from paceline.storage.report import Report, Table
 from paceline.verify.suite import load_suite
 from paceline_lab.bench.ab_test import (
     PLAIN,
+    SINGLE_ROW,
     Case,
     contender_options,
+    has_single_rows,
     max_context,
     options_facts,
 )
@@ -41,10 +43,10 @@ class Line(NamedTuple):
     """A line of a table; empty values were not published."""
 
     name: str
-    tokens: int
+    tokens: int | None
     plain_rate: float
     """Decode throughput without drafts, tokens/s."""
-    rate: float
+    rate: float | None = None
     counts: Sequence[float] = ()
     """Numbers of forward passes, drafted tokens, accepted tokens and fallbacks."""
     plain_ms: float | None = None
@@ -58,10 +60,13 @@ class Line(NamedTuple):
         if self.plain_ms is not None and self.ms is not None:
             pays = CostTable({1: self.plain_ms, _ROWS: self.ms}).break_even(_ROWS)
             p = "never" if pays is None else f"{pays:.2f}"
-        rates = [f"{self.plain_rate:.1f}", f"{self.rate:.1f}", f"{self.rate / self.plain_rate:.2f}"]
+        tokens = "-" if self.tokens is None else str(self.tokens)
+        rates = [f"{self.plain_rate:.1f}", "-", "-"]
+        if self.rate is not None:
+            rates[1:] = f"{self.rate:.1f}", f"{self.rate / self.plain_rate:.2f}"
         counts = [f"{count:.0f}" for count in self.counts] or ["-"] * 4
         ms = "-" if self.ms is None else f"{self.ms:.1f}"
-        return [self.name, str(self.tokens), *rates, *counts, ms, p]
+        return [self.name, tokens, *rates, *counts, ms, p]
 
 
 _HEAD = (
@@ -74,6 +79,7 @@ _CODE_SEEDS = (
     Line("Phi-4-mini (seed)", 93, 95 / 5.624088, 93 / 4.290248),
     # Experiment 34, the prompt of token ids 2,42: 14.473 s for 29 passes; 112 ms for one row.
     Line("ZAYA1-8B (seed)", 39, 8.62, 2.69, (29, 87, 10, 28), 112, 14473 / 29),
+    Line("Hy-MT 1.5B (seed)", None, 34),
 )
 _LENGTH_SEEDS = tuple(
     # Experiment 26, prompt-length sweep; its rates without drafts are 17.8 throughout.
@@ -81,22 +87,43 @@ _LENGTH_SEEDS = tuple(
     for length, rate in zip(LENGTHS, (21.1, 22.1, 26.7, 28.9), strict=True)
 )
 
+DEPTHS: Table = (
+    "the seed by depth: Qwen3.5-27B in 4 bits on an M4 Max, MLX, DFlash in blocks of four",
+    ["depth", "plain tok/s", "tok/s", "/ plain"],
+    [
+        [str(depth), f"{plain:.1f}", f"{rate:.1f}", f"{rate / plain:.2f}"]
+        for depth, plain, rate in (
+            (0, 26.3, 32.4),
+            (512, 26.6, 47.5),
+            (2048, 17.6, 38.5),
+            (8192, 18.1, 25.0),
+            (16384, 15.9, 31.1),
+        )
+    ],
+)
+"""The context depths of the DFlash-on-MLX experiment, to print below a sweep by depth."""
+
 
 def seeds_report(
-    load: Callable[[], Model],
+    load: Callable[[int], Model],
     *,
     drafters: Sequence[str],
     rounds: int,
     output: Path | None = None,
     progress: Progress,
 ) -> Report:
-    """Return a record of the two tables for n-grams, and for `drafters` by the policy `auto`."""
+    """Return a record of the two tables for n-grams, and for `drafters` by the policy `auto`.
+
+    `load` returns the model for a minimum number of rows. Plain decoding is the faster one, if the
+    engine pads and also has passes of one row.
+    """
     options = contender_options(["ngram"], [f"fixed:{_ROWS}"], [])
     if drafters:
         options |= contender_options(drafters, [], [])
     content, digest = dense_text()
-    model = load()
+    model = load(2)
     model.measured_costs()
+    single = load(1) if has_single_rows(model, default=False) else None
     prompts = [prompt for prompt in load_suite().prompts if prompt.kind.startswith("code")]
     answer: Options = {"max_tokens": _CODE_TOKENS, "ignore_eos": True}
     code = [Case(prompt.id, "code prompts", prompt.messages, answer) for prompt in prompts[-5:]]
@@ -112,15 +139,30 @@ def seeds_report(
     cases = [*code, *(length_cases(model, content, fitting, _LENGTH_TOKENS) if fitting else [])]
     settings = {"suite": str(NAME), "contenders": options_facts(options), "rounds": rounds}
     head = Record("run", [], settings, suite_sha256=digest)
-    record = measured(head, model, options, cases, rounds=rounds, output=output, progress=progress)
+    record = measured(
+        head,
+        model,
+        options,
+        cases,
+        single=single,
+        rounds=rounds,
+        output=output,
+        progress=progress,
+    )
     long = [f"{n} tokens do not fit the context" for n in LENGTHS if n not in fitting]
     same, tables = all_same_tokens(record.rows), [*_tables(record.rows)]
     return Report(record.as_dict(), same, "\n".join(long), tables, journal_path(output))
 
 
 def _tables(rows: Sequence[Row]) -> Iterator[Table]:
-    plain = {row.case: row for row in rows if row.contender == PLAIN}
-    for name in dict.fromkeys(row.contender for row in rows if row.contender != PLAIN):
+    plain: dict[str, Row] = {}
+    for row in rows:
+        if row.contender in (PLAIN, SINGLE_ROW):
+            plain[row.case] = min(
+                plain.get(row.case, row), row, key=lambda one: _seconds([one], "decode_seconds")
+            )
+    others = [row.contender for row in rows if row.contender not in (PLAIN, SINGLE_ROW)]
+    for name in dict.fromkeys(others):
         for kind, seeds in (("code prompts", _CODE_SEEDS), ("code", _LENGTH_SEEDS)):
             chosen = [row for row in rows if (row.contender, row.kind) == (name, kind)]
             lines = [_line(row.case, [row], plain) for row in chosen]

@@ -92,6 +92,19 @@ def test_batched_drafts_are_never_slower_than_plain_by_the_learned_costs(
         assert (sequences + expected) / seconds >= plain * (1 - 1e-9)
 
 
+def test_the_first_passes_of_each_role_are_made_before_a_request(monkeypatch: pytest.MonkeyPatch):
+    engine, roles = ToyEngine(), list[list[bool]]()
+    step = engine.step
+
+    def recorded(work: Any) -> Any:
+        roles.append([block.prefill for _, block in work])
+        return step(work)
+
+    monkeypatch.setattr(engine, "step", recorded)
+    batch.Batcher(engine, ALONE, Load()).warm_up()
+    assert roles == [[True], [False], [False, False]]
+
+
 def asked(gains: list[float], price: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the passes that call drafters, given their gains and their price in tokens."""
     policies = [Auto(4, CostTable({1: 1.0}), Acceptance()) for _ in range(2)]  # 1 token/s

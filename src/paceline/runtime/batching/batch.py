@@ -57,10 +57,12 @@ class Batcher:
         return 0.0 if started is None else perf_counter() - started
 
     def warm_up(self) -> None:
-        """Run one batched pass: an engine may compile for its first one."""
+        """Run a prefill, a decode and a batched pass: an engine may compile for its first ones."""
         sequences = [self._engine.open() for _ in range(2)]
-        with suppress(Exception):  # the first request raises the same error
-            self._engine.step([(sequence, Block([0], 1)) for sequence in sequences])
+        for count, prefill in ((1, True), (1, False), (2, False)):
+            with suppress(Exception):  # the first request raises the same error
+                block = Block([0], 1, prefill=prefill)
+                self._engine.step([(sequence, block) for sequence in sequences[:count]])
         for sequence in sequences:
             sequence.close()
 

@@ -8,7 +8,7 @@ after any layer. The residual stream is float16 on the Neural Engine, but float3
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -101,6 +101,14 @@ class Final(nn.Module):
 
 class ZayaLayer(nn.Module):
     """A layer of attention, then experts; `Merge` adds each to the residual."""
+
+    merged: Mapping[str, str] = MappingProxyType(
+        {
+            "attention.o.weight": "merge_attention.new_scale",
+            "experts.downs.0.weight": "merge_experts.new_scale",
+        }
+    )
+    """Weight -> scale of its outputs, which the converter may multiply into it."""
 
     def __init__(
         self,
