@@ -24,7 +24,7 @@ PUBLISHED = (
     "docs/**/*.png",
     "docs/**/*.svg",
     "docs/**/*.html",
-    "benchmarks/README.md",
+    "benchmarks/*.md",
     "benchmarks/results/*.json",
     "benchmarks/results/charts/*.png",
     "recipes/*/README.md",

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
+from math import exp
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,10 @@ from paceline.errors import InvalidRequest, ModelError, PacelineError
 
 _TIMEOUT_SECONDS = 600.0
 
-EncodedQuestion = tuple[str, Sequence[Mapping[str, Any]]]
+_FURTHER = ("repetition_penalty", "cache_prompt")
+"""Fields that are not OpenAI's. A server that refuses one is asked again without them."""
+
+PromptMessages = tuple[str, Sequence[Mapping[str, Any]]]
 """The id and the messages of a prompt."""
 
 PLAIN, SPECULATION, AS_SERVED = "plain", "speculation", "as served"
@@ -107,12 +111,14 @@ class Sample:
     """Draft tokens, which llama.cpp and paceline report."""
     text: str = ""
     """Text of the answer, reasoning included."""
+    probability: float | None = None
+    """Probability of the first token, if it was requested and reported (`logprobs`)."""
     error: str | None = None
 
 
 def closed_loop(
     endpoint: ServedModel,
-    prompts: Sequence[EncodedQuestion],
+    prompts: Sequence[PromptMessages],
     *,
     clients: int,
     requests: int,
@@ -130,13 +136,17 @@ def closed_loop(
     samples: list[Sample] = []
 
     async def run() -> None:
-        limits = httpx.Limits(max_connections=None)
+        # A connection each: llama.cpp's server may close one while the next request is sent.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         kind, url = httpx.AsyncClient, endpoint.url
         async with http_client(kind, url, timeout=_TIMEOUT_SECONDS, limits=limits) as http:
 
             async def client() -> None:
                 for prompt in remaining:
-                    samples.append(await _send(http, endpoint, prompt))
+                    sample = await _send(http, endpoint, prompt)
+                    if any(name in (sample.error or "") for name in _FURTHER):
+                        sample = await _send(http, endpoint, prompt, without=_FURTHER)
+                    samples.append(sample)
                     watch(len(samples))
 
             await asyncio.gather(*(client() for _ in range(clients)))
@@ -145,8 +155,10 @@ def closed_loop(
     return samples
 
 
-async def _send(client: Any, endpoint: ServedModel, prompt: EncodedQuestion) -> Sample:
-    """Send one streaming request and read its answer."""
+async def _send(
+    client: Any, endpoint: ServedModel, prompt: PromptMessages, without: Sequence[str] = ()
+) -> Sample:
+    """Send one streaming request, without some of its fields, and read its answer."""
     import httpx
 
     started = perf_counter()
@@ -165,6 +177,7 @@ async def _send(client: Any, endpoint: ServedModel, prompt: EncodedQuestion) -> 
         "stream_options": {"include_usage": True},
         **endpoint.fields,
     }
+    body = {name: value for name, value in body.items() if name not in without}
     read: dict[str, Any] = {}
     pieces: list[str] = []
     ended = False
@@ -216,6 +229,8 @@ def _read_line(line: str, started: float, fields: dict[str, Any], pieces: list[s
         if text := thought + (delta.get("content") or ""):
             fields.setdefault("first", perf_counter() - started)
             pieces.append(text)
+        if scores := (choice.get("logprobs") or {}).get("content"):
+            fields.setdefault("probability", exp(scores[0]["logprob"]))
     if usage := chunk.get("usage"):
         fields["tokens"] = usage.get("completion_tokens", 0)
         fields["prompt_tokens"] = usage.get("prompt_tokens", 0)

@@ -110,6 +110,14 @@ def document_questions(folder: Path) -> tuple[str, ...]:
     return "--model", model, "--characters", "900"
 
 
+def servers(folder: Path) -> tuple[str, ...]:
+    model = write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096})
+    (folder / "asked").write_text("".join(f'{{"turns": ["t{n}"]}}\n' for n in range(3)))
+    asked = ("--suite", str(folder / "asked"), "--limit", "2", "--max-tokens", "4")
+    paths = ("--model", str(model), "--work", str(folder), "--output", str(folder / "found.json"))
+    return *asked, *paths, "--only", "paceline, --parallel 8"
+
+
 REPORTS = [
     pytest.param("ahead_costs", lambda _: (), "plain 27.0"),
     pytest.param("compare_checkouts", compare_checkouts, '"rounds_with_differing_tokens": 0'),
@@ -121,6 +129,7 @@ REPORTS = [
     pytest.param("head_policy", lambda _: (), "chain        1.10 1.73"),
     pytest.param("python_batch", python_batch, '"equal": "2 of 2"'),
     pytest.param("native_drafts", lambda _: ("DFlash",), "0 of 420 are others"),
+    pytest.param("servers", servers, "plain | 0 of 2 | 0 of 2 | 0 of 2 | 0 of 8 | - | 0 |"),
     pytest.param("soak", soak, "0 faults"),
     pytest.param("zaya_lesson", zaya_lesson, "experts 88.1 %", marks=pytest.mark.coreml),
     pytest.param("mlx_thresholds", mlx_thresholds, '"differing": 0', marks=pytest.mark.mlx),
@@ -165,6 +174,10 @@ def test_every_benchmark_script_is_documented_and_tested():
         assert path.stem in documents, f"{path.name} is named by no document"
         names = (f'"{path.stem}"', f'"{path.name}"')
         assert any(name in tests for name in names), f"{path.name} is started by no test"
+
+
+def test_a_server_for_libraries_names_them(model: Path):
+    assert "{mistralrs,openvino}" in run("library_server", model, "--help")
 
 
 CLIENTS = (

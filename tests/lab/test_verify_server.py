@@ -21,6 +21,7 @@ from support.waiting import until
 
 Answer = Callable[["FakeServer", dict[str, Any]], str]
 TEXT = "the same text as ever"
+AS_SERVED = [f"as served, {name}" for name in ("alone", "cached prefix", "3 at once")]
 SILENCE = "-"
 """Sent as an answer without a text."""
 
@@ -40,6 +41,8 @@ class FakeServer(ThreadingHTTPServer):
         self.key: str | None = None
         self.locked = False
         """Whether answers need a key that models do not."""
+        self.reason = b"<html>\n<h1>no such model</h1>\n</html>\n"
+        """Sent with the status of a request that fails."""
         self.stream: str | None = None
         """Sent in place of the usual events."""
         self.last: dict[str, Any] = {}
@@ -79,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send(401, b"no")
             return
         if not text:
-            self.send(404, b"<html>\n<h1>no such model</h1>\n</html>\n")
+            self.send(404, server.reason)
             return
         if server.stream is not None:
             self.send(200, server.stream.encode())
@@ -136,6 +139,11 @@ class Found:
         return code, json.loads(self._capsys.readouterr().out)
 
 
+def counts(found: dict[str, Any], name: str) -> dict[str, int]:
+    """The counts of one kind, by condition."""
+    return {condition: each[name] for condition, each in found["conditions"].items()}
+
+
 @pytest.fixture
 def verify(capsys: pytest.CaptureFixture[str], prompts: Path) -> Found:
     return Found(capsys, prompts)
@@ -146,25 +154,25 @@ def test_a_deterministic_server_passes(verify: Found):
         code, found = verify(server.url)
         assert verify(server.url, "--quick")[1]["prompts"] == 2
     assert (code, found["exact"], found["changed"], found["failed"]) == (0, True, [], [])
-    assert found["conditions"] == {
-        name: {"texts": 12, "changed": 0, "failed": 0}
-        for name in ("as served, alone", "as served, 3 at once")
-    }
-    assert server.asked == 6 + 2 * 2 * 6 + 2 + 2 + 3
+    assert counts(found, "texts") == dict.fromkeys(AS_SERVED, 12)
+    assert {*counts(found, "changed").values(), *counts(found, "failed").values()} == {0}
+    assert server.asked == (6 + 2 * 4 * 6 + 3 + 3) + (2 + 6 + 3 + 2 + 3)
 
 
 def test_outputs_that_change_under_load_are_located(verify: Found):
     def answer(server: FakeServer, _: dict[str, Any]) -> str:
-        if server.asked <= 12:  # the first texts, and the next pass alone
+        if server.asked <= 24:  # the first texts, and three times as many alone
             return TEXT
-        until(lambda: server.open > 1 or server.asked > 16)
+        until(lambda: server.open > 1 or server.asked > 28)
         return TEXT if server.open == 1 else TEXT.replace("text", "test")
 
     with serving(answer) as server:
         code, found = verify(server.url, "--rounds", "1")
     assert code == 1
-    assert found["conditions"]["as served, alone"]["changed"] == 0
-    assert found["conditions"]["as served, 3 at once"]["changed"] > 2
+    changed = counts(found, "changed")
+    assert (changed["as served, alone"], changed["as served, cached prefix"]) == (0, 0)
+    assert changed["as served, 3 at once"] > 2
+    assert found["median_place"] == {"as served": 11}
     for each in found["changed"]:
         assert each[2:] == " (as served, 3 at once): character 11: 'xt as ever', 'st as ever'"
 
@@ -197,19 +205,15 @@ def test_speculation_is_compared_with_a_second_plain_server(verify: Found):
         server.models, second.models = {"drafting"}, {"plain"}
         code, found = verify(server.url, "--plain-url", f"{second.url}/", "--rounds", "1")
         assert (code, found["exact"], found["failed"]) == (0, True, [])
-        assert (server.asked, second.asked) == (12, 6 + 12)
-        assert found["drafted"] == {"plain": 0, "speculation": 12 * 12}
+        assert (server.asked, second.asked) == (24 + 6, 6 + 24 + 6)
+        assert found["drafted"] == {"plain": 0, "speculation": 18 * 12}
         assert found["plain_server"] == second.url.removeprefix("http://")
         assert found["warnings"] == []
         texts["first"] = TEXT + " and ever"
         code, found = verify(server.url, "--plain-url", second.url, "--rounds", "1")
-    changed = {name: each["changed"] for name, each in found["conditions"].items()}
     assert code == 1
-    assert changed == {
-        "plain, alone": 0,
-        "plain, 3 at once": 0,
-        "speculation, alone": 6,
-        "speculation, 3 at once": 6,
+    assert {name for name, n in counts(found, "changed").items() if n == 6} == {
+        *("speculation, alone", "speculation, cached prefix", "speculation, 3 at once")
     }
 
 
@@ -233,13 +237,42 @@ def test_our_server_changes_no_output_with_drafts_and_under_load(tiny_model: Mod
     with running(tiny_model) as server:
         code, found = verify(f"{server.url}/v1", "--rounds", "1", "--max-tokens", "60")
     assert (code, found["changed"], found["failed"]) == (0, [], [])
-    assert [*found["conditions"]] == [
-        *("plain, alone", "plain, 3 at once", "speculation, alone", "speculation, 3 at once")
-    ]
-    assert {each["texts"] for each in found["conditions"].values()} == {6}
+    assert set(counts(found, "texts").values()) == {6}
+    for mode in ("plain", "speculation"):
+        assert found["conditions"][f"{mode}, alone"]["texts"] == 6
+        assert {one == other > 0 for one, other in found["probabilities"][mode].values()} == {True}
     assert found["drafted"]["plain"] == 0
     assert found["drafted"]["speculation"] > 0
     assert found["warnings"] == []
+
+
+def test_outputs_are_compared_with_those_of_an_earlier_run(
+    verify: Found, tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: Path
+):
+    """After a restart, or with another setting: `--against` its result."""
+    earlier = tmp_path / "earlier.json"
+    words = ("--rounds", "0", "--output", str(earlier))
+    with serving(lambda *_: TEXT) as server:
+        assert main(["verify", "--url", server.url, "--suite", str(prompts), *words]) == 0
+        assert server.asked == 6
+    with serving(lambda *_: TEXT.replace("as ever", "again")) as server:
+        options = ("--against", str(earlier), "--rounds", "1", "--max-tokens", "64")
+        assert main(["verify", "--url", server.url, "--suite", str(prompts), *options]) == 1
+        row = capsys.readouterr().out.splitlines()[-1]
+        assert "as served | 6 of 6 | 6 of 6 | 6 of 6 | 8 of 8 | 15 | - | " in row
+        options = ("--against", str(earlier), "--max-tokens", "8", "--suite", str(prompts))
+        assert main(["verify", "--url", server.url, *options]) == 2
+    assert "its max_tokens is 64, not 8" in capsys.readouterr().err
+
+
+def test_a_strict_server_is_asked_again_without_a_field_that_it_refuses(verify: Found):
+    def answer(server: FakeServer, body: dict[str, Any]) -> str:
+        return "" if "repetition_penalty" in body else TEXT
+
+    with serving(answer) as server:
+        server.reason = b"unexpected field repetition_penalty"
+        code, found = verify(server.url)
+    assert (code, found["failed"]) == (0, [])
 
 
 def test_a_failed_request_is_not_a_changed_output(verify: Found):
@@ -249,7 +282,7 @@ def test_a_failed_request_is_not_a_changed_output(verify: Found):
     with serving(answer) as server:
         code, found = verify(server.url)
     assert (code, found["changed"], len(found["failed"])) == (1, [], 1)
-    assert found["failed"][0].startswith("p2 (as served, alone): ")
+    assert found["failed"][0].startswith("p0 (as served, cached prefix): ")
     assert "status 404" in found["failed"][0]
 
 
@@ -260,8 +293,8 @@ def test_a_failed_request_is_not_a_changed_output(verify: Found):
             'data: {"choices": [{"delta": {"content": "a"}}]}\n\n',
             "without a finish_reason or [DONE]",
         ),
-        ('data: {"choices": [3]}\n\n', "no chunk of a chat completion"),
-        ("data: {\n\n", "no chunk of a chat completion"),
+        ('data: {"choices": [3]}\n\n', "not a chat completion chunk"),
+        ("data: {\n\n", "not a chat completion chunk"),
         ('data: {"error": {"message": "no memory"}}\n\n', "no memory"),
     ],
 )
@@ -282,7 +315,9 @@ def test_an_invalid_stream_is_a_failed_request(
     assert (said.count("\n"), reason in said) == (1, True)
 
 
-@pytest.mark.parametrize(("more", "requests"), [((), 6 + 2 * (6 + 6)), (("--quick",), 2 + 2 + 3)])
+@pytest.mark.parametrize(
+    ("more", "requests"), [((), 6 + 2 * 4 * 6 + 6), (("--quick",), 2 + 6 + 3 + 2 + 3)]
+)
 def test_the_number_of_requests_and_their_time_are_announced(
     more: tuple[str, ...], requests: int, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -306,7 +341,7 @@ def test_reasoning_is_part_of_the_compared_output(verify: Found):
     with serving(answer) as server:
         code, found = verify(server.url, "--clients", "1")
     assert code == 1
-    assert found["changed"] == ["p2 (as served, alone): character 0: 'onea', 'twoa'"]
+    assert found["changed"] == ["p0 (as served, cached prefix): character 0: 'onea', 'twoa'"]
 
 
 def test_the_environments_api_key_is_only_for_local_servers(monkeypatch: pytest.MonkeyPatch):

@@ -32,13 +32,13 @@ _GRAM = 8
 _MAX_REPEATED = 0.3
 
 
-def repeated_share(tokens: Sequence[int]) -> float:
+def repeated_share(tokens: Sequence[int] | Sequence[str]) -> float:
     """Return the share of an answer's 8-grams that equal an earlier one, 0 to 1."""
     grams = [tuple(tokens[at : at + _GRAM]) for at in range(len(tokens) - _GRAM + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def is_loop(tokens: Sequence[int]) -> bool:
+def is_loop(tokens: Sequence[int] | Sequence[str]) -> bool:
     """Return True if over 30 % of an answer's 8-grams equal an earlier one."""
     return repeated_share(tokens) > _MAX_REPEATED
 
