@@ -46,7 +46,7 @@ def test_answer_history_is_announced_listed_and_deleted(run: Any, tiny_gguf: Pat
     assert code == 0
     (notice,) = [line for line in said.splitlines() if "forget" in line]
     assert "tokens of answers" in notice
-    assert "`paceline forget` removes them" in notice
+    assert "`paceline forget` deletes them" in notice
     (found,) = kept(run)
     assert found["bytes"] > 0
     assert Path(found["folder"]).name not in said, "the notice has a path of hashes"

@@ -65,7 +65,7 @@ def test_a_read_only_home_allows_model_paths_and_names_the_cache_variable(
         "answers are not saved",
     ]
     refused = homeless("pull", "smollm2-135m", code=2).stderr.splitlines()
-    assert refused[-1].startswith("paceline: cannot make smollm2-135m")
+    assert refused[-1].startswith("paceline: cannot create smollm2-135m")
     assert "$PACELINE_CACHE" in refused[-1]
     assert homeless("models").stdout
 

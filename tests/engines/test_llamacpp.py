@@ -411,7 +411,7 @@ def test_a_q8_0_kv_cache_takes_less_memory_and_rows_stay_equal(tmp_path: Path, n
     tokens = np.random.default_rng(5).integers(3, 250, 80).tolist()
     logits, slots = [], []
     for kv in (None, "q8_0"):
-        settings = EngineSettings(cache_tokens=2048, threads=1, kv=kv)
+        settings = EngineSettings(cache_tokens=2048, threads=1, kv_cache_type=kv)
         with closing(LlamaCppEngine(path, 512, settings, binding=binding)) as engine:
             compared = measure_invariance(engine)
             assert all(each.holds for each in compared.values()), (kv, compared)

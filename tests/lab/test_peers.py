@@ -239,7 +239,7 @@ def test_each_request_to_our_peer_starts_without_history(model: Model, question:
 
 def test_a_peer_rejects_a_model_in_another_format(tiny_files: ModelFiles):
     checkpoint, binary = replace(tiny_files, weights=None), ServerBinary(Path("it"), "1", ())
-    with pytest.raises(ModelError, match="is no GGUF file"):
+    with pytest.raises(ModelError, match="is not a GGUF file"):
         LlamaServer(checkpoint, binary, 9, threads=None, on_message=print)
 
 

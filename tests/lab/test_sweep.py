@@ -133,7 +133,7 @@ def test_a_stopped_sweep_resumes(model: Model, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"length": [5], "depth": [5]}, "--depth does not go with --length"),
+        ({"length": [5], "depth": [5]}, "--depth cannot be used with --length"),
         ({"limit": 3}, "are for --depth"),
         ({"drafters": ["magic"]}, "unknown drafter 'magic'"),
         ({"policies": ["fixed:x"]}, "policy 'fixed:x' has no block"),
@@ -196,7 +196,7 @@ def test_seeds_tables_show_our_rows_next_to_published_ones(tmp_path: Path, cache
     assert [row[4] for row in dense[2][-4:]] == ["1.19", "1.24", "1.50", "1.62"]
     assert record_of(report).rows[1].counts["fallbacks"] >= counts[0][3]
     small = load(write_tiny(tmp_path / "small.gguf"))
-    with raises(InvalidRequest, "context of 512 tokens", "takes 6"):
+    with raises(InvalidRequest, "has 512 tokens", "needs 6"):
         seeds_report(Loading(small), drafters=[], rounds=1, progress=QUIET)
 
 

@@ -167,8 +167,8 @@ def test_a_chat_with_hidden_state_drafts_matches_plain_decoding(tapped: Model, d
     drafters = [dflash, "none", f"suffix+{dflash}", dflash]
     expected, found = tapped.conversation(), tapped.conversation()
     for turn, drafter in zip([*TURNS, "end"], drafters, strict=True):
-        plainly = said(expected.say(turn, max_tokens=12, drafter="none"))
-        stream = found.say(turn, max_tokens=12, drafter=drafter, policy="fixed")
+        plainly = said(expected.send(turn, max_tokens=12, drafter="none"))
+        stream = found.send(turn, max_tokens=12, drafter=drafter, policy="fixed")
         worker = Thread(target=said, args=[stream])  # each thread has MLX streams of its own
         worker.start()
         worker.join()

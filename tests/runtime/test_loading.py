@@ -38,7 +38,7 @@ def test_a_response_beyond_the_compared_length_is_not_exact(tiny_gguf: Path, cac
 
 def test_nothing_is_reported_as_measured_before_a_response(tiny_gguf: Path, cache: Path):
     class FailingProgress(Progress):
-        def say(self, text: str) -> None:
+        def note(self, text: str) -> None:
             raise AssertionError(text)
 
     model = load(tiny_gguf, progress=FailingProgress())

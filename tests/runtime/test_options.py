@@ -89,8 +89,8 @@ def test_an_unknown_load_setting_is_reported_with_the_closest_match(name: str, n
 
 
 def test_help_lists_every_option_with_its_range():
-    methods = (Model.generate, Model.stream, Model.map, Model.agenerate, Model.astream)
-    for method in (*methods, Conversation.say):
+    methods = (Model.generate, Model.stream, Model.as_completed, Model.agenerate, Model.astream)
+    for method in (*methods, Conversation.send):
         about, _, listed = str(method.__doc__).partition("\n\nOptions, each a keyword:\n")
         assert about == cleandoc(about), "not indented as in the class"
         lines = dict(re.findall(r"^    (\w+): (.+)$", listed, re.MULTILINE))

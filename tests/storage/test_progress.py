@@ -60,7 +60,7 @@ def test_a_closed_progress_stream_does_not_stop_the_task():
 def test_progress_never_writes_to_stdout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    Progress().say("hello")
+    Progress().note("hello")
     with Progress().task("work"):
         pass
     assert capsys.readouterr() == ("", "hello\nwork\n")
@@ -68,4 +68,4 @@ def test_progress_never_writes_to_stdout(
     with Progress().task("work"):
         pass
     assert capsys.readouterr().out == ""
-    QUIET.say("nothing")
+    QUIET.note("nothing")

@@ -36,7 +36,7 @@ def test_verify_passes_for_an_exact_model(model: Model, suite_file: Path):
     assert report.value["exact"] is True
     assert report.value["answers_compared"] == 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8
     assert json.loads(json.dumps(report.value))["model"] == model.files.name
-    assert "is exact here: rows are independent" in report.text
+    assert "is exact on this machine: rows are independent" in report.text
     assert "0 differ" in report.text
 
 
@@ -75,7 +75,7 @@ def test_verify_fails_for_an_inexact_model(change: Any, model: Model, suite_file
     report = verified(broken, suite_file, max_tokens=60)
     assert not report.passed
     assert report.value["exact"] is False
-    assert "is NOT exact here" in report.text
+    assert "is NOT exact on this machine" in report.text
     assert report.value["rows_differing"] > 0
 
 

@@ -193,8 +193,8 @@ def bound(settings: Settings) -> socket.socket:
     host, port = settings.host, settings.port
     if not (_is_local(host) or settings.api_keys or settings.no_auth):
         raise InvalidRequest(
-            f"{host} is reachable from other machines; set --api-key, or pass --no-auth to accept "
-            "requests without a key"
+            f"{host} is reachable from other machines; set an API key (--api-key), or accept "
+            "requests without one (--no-auth)"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -59,14 +59,14 @@ def bench_compare(before: Path, after: Path, *, measure: str, force: bool) -> Re
         "measure": measure,
         "results": [_about(before, first), _about(after, second)],
         "means": [
-            {"contender": contender, "kind": kind, "quotient": mean._asdict()}
+            {"contender": contender, "kind": kind, "quotient": mean.as_dict()}
             for contender, kind, mean in means
         ],
         "rows": [
             {
                 **{"case": line.case, "kind": line.kind, "contender": line.contender},
-                **{"before": line.before._asdict(), "after": line.after._asdict()},
-                "quotient": line.quotient._asdict(),
+                **{"before": line.before.as_dict(), "after": line.after.as_dict()},
+                "quotient": line.quotient.as_dict(),
             }
             for line in lines
         ],

@@ -54,6 +54,10 @@ class Spread(NamedTuple):
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.min_value:.2f} to {self.max_value:.2f})"
 
+    def as_dict(self) -> dict[str, float]:
+        """Return the values by their names in JSON."""
+        return {"median": self.median, "least": self.min_value, "most": self.max_value}
+
     def rounded(self, digits: int) -> str:
         """Return the median with the range, or the median alone if all three round to it."""
         texts = [f"{value:.{digits}f}" for value in self]

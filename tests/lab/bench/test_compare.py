@@ -57,7 +57,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def compare(*paths: Path, **options: Any) -> dict[str, Any]:
-    report = bench_compare(*paths, **{"measure": "ratio", "anyway": False, **options})
+    report = bench_compare(*paths, **{"measure": "ratio", "force": False, **options})
     assert report.passed
     for _, head, rows in report.tables:
         assert all(len(row) == len(head) for row in rows)
@@ -96,14 +96,14 @@ def test_another_measure_is_compared_if_it_has_values(write: Write):
         ({"settings": {"max_tokens": 64}}, "answers of another length"),
     ],
 )
-def test_results_with_different_settings_are_rejected_without_anyway(
+def test_results_with_different_settings_are_rejected_without_force(
     other: dict[str, Any], reason: str, write: Write
 ):
     paths = write("old", RECORD), write("new", replace(RECORD, **other))
     with pytest.raises(InvalidRequest, match=f"{reason}") as caught:
         compare(*paths)
-    assert "--anyway" in str(caught.value)
-    assert compare(*paths, anyway=True)["rows"]
+    assert "--force" in str(caught.value)
+    assert compare(*paths, force=True)["rows"]
 
 
 def test_results_with_nothing_in_common_are_rejected(write: Write):

@@ -19,8 +19,8 @@ from support.faulty import FaultyEngine, other_picks_when_drafting
 def test_a_run_reports_every_contender_on_every_prompt(model: Model, suite_file: Path):
     asked: list[int] = []
 
-    def load(*_: Any, rows: int, **__: Any) -> Model:
-        asked.append(rows)
+    def load(*_: Any, min_rows: int, **__: Any) -> Model:
+        asked.append(min_rows)
         return model
 
     stream = StringIO()

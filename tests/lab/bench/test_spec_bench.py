@@ -123,7 +123,7 @@ def test_a_stopped_run_resumes_between_the_turns_of_a_question(
     model: Model, questions: Path, tmp_path: Path
 ):
     class Stopped(Progress):
-        def say(self, text: str) -> None:
+        def note(self, text: str) -> None:
             if text.startswith("3/7"):
                 raise KeyboardInterrupt
 
@@ -225,8 +225,8 @@ def test_single_row_outputs_that_differ_are_counted(model: Model, questions: Pat
     def other(rows: Any, *_: int) -> None:
         rows *= -1
 
-    def load(*_: Any, rows: int, **__: Any) -> Model:
-        return model if rows == 2 else Model(model.files, FaultyEngine(model.engine, other))
+    def load(*_: Any, min_rows: int, **__: Any) -> Model:
+        return model if min_rows == 2 else Model(model.files, FaultyEngine(model.engine, other))
 
     report = bench(model, questions, load=load, max_tokens=8, policy="auto")
     assert report.passed
@@ -245,7 +245,7 @@ def test_the_command_accepts_the_original_spec_bench_file(
     assert main(["bench", "run", *asked]) == 0
     assert read_record(output).settings["limit"] == 3
     assert read_record(output).cases == ["81", "81, turn 2", "101", "201"]
-    assert "4 answers, of which" in capsys.readouterr().out
+    assert "4 answers, " in capsys.readouterr().out
     for wrong in ("0", "-1", "many"):
         assert main(["bench", "run", "--limit", wrong]) == 2
 
