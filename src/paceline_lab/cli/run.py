@@ -83,7 +83,7 @@ def run(
     options: Options = {"max_tokens": tokens, **sampling}
     for name in drafter:
         check({**options, "drafter": name, "policy": policy})
-    loaded = load_model(model, output, drafters=drafter, rows=2)
+    loaded = load_model(model, output, drafters=drafter, min_rows=2)
     loaded.measured_costs()
     contenders = [Contender(PLAIN, loaded, {"drafter": "none"})]
     if has_single_rows(loaded, default=True):
