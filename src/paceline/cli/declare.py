@@ -41,7 +41,7 @@ class IntOrKeyword:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeList:
+class IntList:
     """A parser of comma-separated whole numbers in a range, or of one word instead."""
 
     number: Range

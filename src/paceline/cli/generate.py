@@ -43,7 +43,7 @@ def generate(
     tokens: Annotated[
         Any | None,
         Option(
-            parser=declare.WholeList(IntRange(0)),
+            parser=declare.IntList(IntRange(0)),
             metavar="ID,ID",
             help="the prompt as token ids, without a chat template, instead of text",
         ),

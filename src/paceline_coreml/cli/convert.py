@@ -26,7 +26,7 @@ class ConversionArguments:
     functions: Annotated[
         Any | None,
         Option(
-            parser=declare.WholeList(declare.COUNT),
+            parser=declare.IntList(declare.COUNT),
             metavar="T,T",
             help="create static functions for these numbers of rows; the largest is for prompts",
         ),
@@ -49,7 +49,7 @@ class ConversionArguments:
     taps: Annotated[
         Any | None,
         Option(
-            parser=declare.WholeList(IntRange(0), "all"),
+            parser=declare.IntList(IntRange(0), "all"),
             metavar="N,N",
             help="layers to tap, or all",
         ),

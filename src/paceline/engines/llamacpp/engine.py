@@ -69,7 +69,7 @@ SLOTS = 32
 """Slots of a KV block; these blocks only count slots."""
 
 _MAX_CONTEXTS = 12
-"""Maximum contexts with a sequence; further sequences are parked."""
+"""Maximum contexts with a sequence; further sequences are evicted."""
 
 _STATE_BYTES = 2 << 30
 """Maximum bytes of recurrent states in a model's contexts, if there are several."""

@@ -11,7 +11,7 @@ copy of the state after some token, is restored, and the tokens after it run aga
     a draft model goes back several passes     checkpoint where it went back to the last time
 
 Invariant: a checkpoint covers exactly the tokens before it, whose keys and values are in the
-sequence's context or in its parked state; rows that run again do so in their original phase.
+sequence's context or in its evicted state; rows that run again do so in their original phase.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Sequences of the engine, and a pool of contexts assigned to the active ones.
 
     sequence A  ->  context of 512 slots       runs
-    sequence B  ->  state, 3 MB                parked: ran longest ago when C needed a context
+    sequence B  ->  state, 3 MB                evicted: ran longest ago when C needed a context
     sequence C  ->  context of 1,024 slots     was of 512, until it had 500 tokens
 
 A sequence's keys and values are in a *place* of a context while it runs, and in a *state*, a plain
@@ -73,7 +73,7 @@ class Contexts:
         self._longest = round_up_slots(context_length + settings.rows)
         self._max_contexts, self._max_slots = max_contexts, max_slots
         self._lent: OrderedDict[Hashable, NativeSequence] = OrderedDict()  # least recent first
-        self._parked: dict[Hashable, EvictedState] = {}
+        self._evicted: dict[Hashable, EvictedState] = {}
         self._free: dict[NativeContext, list[NativeSequence]] = {}  # places, of every context
 
     def is_assigned_to(self, sequence: Hashable) -> bool:
@@ -103,14 +103,14 @@ class Contexts:
 
         `recurrent` is the recurrent state after them, if the model has recurrent layers.
         """
-        parked = self._parked.get(sequence) or _evicted_state(self.acquire(sequence, shared))
-        self._parked[other] = parked._replace(length=shared, recurrent=recurrent)
+        evicted = self._evicted.get(sequence) or _evicted_state(self.acquire(sequence, shared))
+        self._evicted[other] = evicted._replace(length=shared, recurrent=recurrent)
 
-    def evict(self, sequence: Hashable, parked: EvictedState) -> None:
-        self._parked[sequence] = parked
+    def evict(self, sequence: Hashable, evicted: EvictedState) -> None:
+        self._evicted[sequence] = evicted
 
     def forget(self, sequence: Hashable) -> None:
-        self._parked.pop(sequence, None)
+        self._evicted.pop(sequence, None)
         place = self._lent.pop(sequence, None)
         if place is not None:
             self._give_back(place)
@@ -124,7 +124,7 @@ class Contexts:
         for context in self._free:
             context.close()
         self._lent.clear()
-        self._parked.clear()
+        self._evicted.clear()
         self._free.clear()
 
     @property
@@ -141,16 +141,16 @@ class Contexts:
         binding = self._model.binding
         while self._lent and (len(self._lent) >= self._max_contexts or binding.is_full):
             self._park(next(iter(self._lent)))
-        parked = self._parked.get(sequence)
+        evicted = self._evicted.get(sequence)
         slots = _FIRST_SLOTS
-        while slots < max(end, parked.held if parked else 0):
+        while slots < max(end, evicted.held if evicted else 0):
             slots *= 2
         free = self._free[self._context(min(slots, self._longest))]
         # Low numbers first: sequences in a pass need consecutive numbers.
         place = min(free, key=lambda place: place.number)
-        if parked is not None:
-            place.restore(parked.state, parked.length, parked.recurrent)
-            del self._parked[sequence]
+        if evicted is not None:
+            place.restore(evicted.state, evicted.length, evicted.recurrent)
+            del self._evicted[sequence]
         free.remove(place)
         self._lent[sequence] = place
         return place
@@ -183,7 +183,7 @@ class Contexts:
     def _park(self, sequence: Hashable) -> None:
         place = self._lent[sequence]
         if place.length:
-            self._parked[sequence] = _evicted_state(place)
+            self._evicted[sequence] = _evicted_state(place)
         del self._lent[sequence]
         self._give_back(place)
 
