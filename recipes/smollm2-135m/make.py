@@ -18,7 +18,7 @@ from paceline.runtime.load import load
 from paceline.storage.manifest import begin_artifact
 from paceline.verify.suite import load_suite
 from paceline_lab.learn.data import AT_ONCE, CACHE_TOKENS, DataMaker, variety_of
-from paceline_lab.learn.folder import LearntFolder
+from paceline_lab.learn.folder import LearnedFolder
 from paceline_lab.learn.table import count, divided
 
 TABLE_BYTES = 6_800_000
@@ -60,14 +60,14 @@ def make(options: argparse.Namespace) -> None:
     unseen = [load_suite(path) for path in (None, *options.unseen)]
     with load(
         options.model,
-        rows=1,
+        min_rows=1,
         cache_tokens=CACHE_TOKENS,
         contexts=AT_ONCE,
         drafters=("none",),
         progress=progress,
     ) as model:
         openings = write_openings(model.files, options.dictionaries, options.seed)
-        folder = LearntFolder(model.files, options.out / "answers")
+        folder = LearnedFolder(model.files, options.out / "answers")
         variety = variety_of(folder, unseen)
         seconds = 0.95 * options.hours * 3600
         maker = DataMaker(model, folder, variety, seconds=seconds, progress=progress)
@@ -85,7 +85,7 @@ def make(options: argparse.Namespace) -> None:
         sets=sets,
         size=TABLE_BYTES,
     )
-    progress.say(f"a table of {len(training)} answers is in {table}")
+    progress.note(f"a table of {len(training)} answers is in {table}")
 
 
 if __name__ == "__main__":

@@ -221,3 +221,15 @@ def test_prompts_come_from_a_csv_file_and_command_line_options(
     assert "line 2: has other columns than the 2 of the header" in capsys.readouterr().err
     batch(posted("/v1/completions", 1), words=("-n", "3"), code=2)
     assert "max_tokens on the command line is for prompts" in capsys.readouterr().err
+
+
+def test_a_run_may_change_to_the_order_of_completion_and_back(
+    batch: Callable[..., list[dict[str, Any]]], target: Path
+):
+    ordered = [one["id"] for one in batch(*PROMPTS)]
+    part = target.with_name("out.jsonl.part")
+    part.write_text(target.read_text().splitlines(keepends=True)[0])
+    target.unlink()
+    assert {one["id"] for one in batch(words=("--unordered",))} == {*ordered}
+    assert [one["id"] for one in batch()] == ordered
+    assert not part.exists()

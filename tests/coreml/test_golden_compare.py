@@ -103,4 +103,5 @@ def test_a_number_format_may_lose_what_the_references_does(rng: np.random.Genera
     rerouted[4] = rng.normal(size=50)
     assert format_loss(rerouted, exact) < 1e-12
     assert FormatCheck(format_loss(exact * np.inf, exact), half).faults("f16")
-    assert FormatCheck(coarse, np.inf).faults("f16") == []
+    assert FormatCheck(2 * half, np.inf).faults("f16") == []
+    assert FormatCheck(np.inf, np.inf).faults("f16")

@@ -262,7 +262,13 @@ def test_outputs_are_compared_with_those_of_an_earlier_run(
         assert "as served | 6 of 6 | 6 of 6 | 6 of 6 | 8 of 8 | 15 | - | " in row
         options = ("--against", str(earlier), "--max-tokens", "8", "--suite", str(prompts))
         assert main(["verify", "--url", server.url, *options]) == 2
-    assert "its max_tokens is 64, not 8" in capsys.readouterr().err
+        assert "its max_tokens is 64, not 8" in capsys.readouterr().err
+        content = json.loads(earlier.read_text())
+        del content["texts"]["p0"]
+        earlier.write_text(json.dumps(content))
+        options = ("--against", str(earlier), "--max-tokens", "64", "--suite", str(prompts))
+        assert main(["verify", "--url", server.url, *options]) == 2
+        assert "has no output for p0" in capsys.readouterr().err
 
 
 def test_a_strict_server_is_asked_again_without_a_field_that_it_refuses(verify: Found):

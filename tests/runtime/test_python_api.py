@@ -199,3 +199,8 @@ def test_auto_uses_the_models_current_costs_also_without_history(model: Model):
             answer = one.generate(prompt, max_tokens=40, ignore_eos=True, drafter="suffix")
             drafted.append(answer.stats.drafted > 0)
     assert drafted == [True, True, False, False]
+
+
+def test_an_old_and_a_new_name_of_one_setting_are_rejected():
+    with pytest.raises(TypeError, match="rows is the old name of min_rows"):
+        paceline.load("nothing", min_rows=2, rows=1)  # type: ignore[call-arg]

@@ -49,8 +49,9 @@ def plan(
     check_writable(result)
     loaded = load_model(model, output)
     single = None
-    if getattr(loaded.engine, "single_row_fault", None) == "":
-        single = load_model(model, output, min_rows=1).measured_costs(again=measure)(1)
+    if loaded.engine.min_rows > 1 and getattr(loaded.engine, "single_row_fault", None) == "":
+        with load_model(model, output, min_rows=1) as other:
+            single = other.measured_costs(again=measure)(1)
     report = costs_report(loaded, measure=measure, single=single)
     texts = [*filter(None, (report.text, _advice(report.value)))]
     if not everything:

@@ -51,13 +51,13 @@ class ResponseFile:
         self.path = path.with_name(f"{path.name}.part") if ordered else path
         self._final, self._ids = path, ids
         self._counts: dict[str, tuple[bool, int, int]] = {}  # the responses would fill the memory
-        known = {*ids}
+        known, continued = {*ids}, self.path if self.path.exists() else path
         for file in dict.fromkeys([path, self.path]):  # the final one must also be ours
             _check_end(file)
             for where, response in read_journal(file):
                 if response.get("id") not in known:
                     raise InvalidRequest(f"{where} {_FOREIGN}")
-                if response["response"]["status_code"] < _FAILED:
+                if file == continued and response["response"]["status_code"] < _FAILED:
                     self._counts[response["id"]] = _counts(response)
         self._stack = ExitStack()
 

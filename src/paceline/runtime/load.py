@@ -90,7 +90,7 @@ def load(
     """
     started = perf_counter()
     for name in unknown:
-        hint = did_you_mean(name, [*signature(load).parameters])
+        hint = did_you_mean(name, [one for one in signature(load).parameters if one != "unknown"])
         raise InvalidRequest(f"load has no setting {name!r}; {hint}see help(paceline.load)")
     if generation_config not in ("auto", "none"):
         raise InvalidRequest(f"generation_config is {generation_config!r}; expected auto or none")

@@ -115,7 +115,7 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
     """
     if batch_of(prompt) is not None:
         raise InvalidRequest(
-            f"this is a list of {len(prompt)} prompts; give one, or use generate or map"
+            f"this is a list of {len(prompt)} prompts; give one, or use generate or as_completed"
         )
     if isinstance(prompt, EncodedPrompt):
         return [*prompt], _with_thoughts(request, prompt.thoughts)

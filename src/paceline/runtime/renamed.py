@@ -32,6 +32,8 @@ def accept_renamed(**names: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T
         @wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             for old in names.keys() & kwargs.keys():
+                if names[old] in kwargs:
+                    raise TypeError(f"{old} is the old name of {names[old]}; give one of them")
                 _warn(old, names[old])
                 kwargs[names[old]] = kwargs.pop(old)
             return function(*args, **kwargs)

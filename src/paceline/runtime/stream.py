@@ -24,7 +24,7 @@ Submit = Callable[[BatchRequest, Listener], BatchRequest]
 """`Model._submit`."""
 
 MAX_UNREAD = 8
-"""UnsupportedTokenizer steps of a stream that pause its request, so that memory stays bounded."""
+"""Unread steps of a stream that pause its request, so that memory stays bounded."""
 
 _MAX_AHEAD = 128
 """Requests of a list that are submitted at once: waiting ones replace those that end."""

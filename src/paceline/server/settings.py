@@ -68,7 +68,7 @@ class Settings:
     max_waiting: int = 256
     """Maximum requests in the queue."""
     max_running: int = 64
-    """Maximum maximum concurrent requests."""
+    """Maximum concurrent requests."""
     max_connections: int | None = None
     """Maximum connections, if the limit on open files allows; None: 1024 beyond the
     requests that may run and wait."""

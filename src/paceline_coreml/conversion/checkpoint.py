@@ -52,6 +52,12 @@ class FolderTensors(Mapping[str, Tensor]):
         """True if mlx-lm quantized some matrices."""
         return any(name.endswith(".scales") for name in self)
 
+    @property
+    def in_mlx_format(self) -> bool:
+        """True if transformers cannot load it: quantized, or with other shapes of convolutions."""
+        shapes = ((self._header(name), shape) for name, shape in self._shapes.items())
+        return self.quantized or any(found and found.shape != shape for found, shape in shapes)
+
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check the stored tensors against their shapes by name. Raises ModelError.
 

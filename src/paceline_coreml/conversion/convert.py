@@ -149,7 +149,7 @@ def open_model(source: Source, options: ConversionOptions) -> OpenModel:
 
     shape = opened(options.slots, CONV_SLOTS).shape
     # The checkpoint's weights usually have two bytes; each function has a copy in memory.
-    copies = 2 * size_of(source.checkpoint) * BYTES_PER_WEIGHT[options.weights] / 2
+    copies = 2 * size_of(source.checkpoint, links=True) * BYTES_PER_WEIGHT[options.weights] / 2
     options = with_defaults(options, shape.task, single=copies <= memory_bytes() / 2)
     # A pass writes all its rows before it reads, so the state holds them and the rows before them.
     needed = -(-(options.rows + shape.lags) // _SLOTS_UNIT) * _SLOTS_UNIT

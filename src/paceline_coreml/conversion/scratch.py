@@ -16,7 +16,7 @@ from paceline.storage.files import megabytes, remove
 from paceline.storage.workspace import full_disk
 from paceline.system.machine import lock_path
 
-_PREFIX = "paceline-coreml-"
+_PREFIX = ".paceline-coreml-scratch-"
 
 TEMPORARY, OUTPUT = "--temporary", "--output"
 """The options that choose another folder."""
@@ -29,7 +29,7 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
     """Yield a new folder in `parent`, or in the system's, that is `tempfile`'s in the body."""
     place, before = parent or Path(tempfile.gettempdir()), tempfile.tempdir
     for left in place.glob(f"{_PREFIX}*"):
-        if (release := lock_path(left, wait=False)) is not None:
+        if left.is_dir() and (release := lock_path(left, wait=False)) is not None:
             remove(left)
             release()
     made = Path(tempfile.mkdtemp(dir=place))

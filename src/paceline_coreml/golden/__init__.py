@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 import paceline
+from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.storage.coreml import EMBEDDINGS
 from paceline.storage.files import read_json
@@ -102,6 +103,8 @@ def report(
     """
     opened = read_artifact(artifact)
     if target is not None:
+        if max_divergence is not None:
+            raise InvalidRequest("--max-divergence is not for drafters; remove it")
         return compare_drafter(opened, checkpoint, target, rounding=rounding, count=tokens)
     family = open_family(checkpoint, slots=opened.slots, conv_slots=opened.ring or CONV_SLOTS)
     check_sizes(opened, checkpoint, family)

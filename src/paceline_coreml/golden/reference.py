@@ -55,7 +55,8 @@ class Reference:
                 config.num_hidden_layers = layers
                 if getattr(config, "layer_types", None):
                     config.layer_types = config.layer_types[:layers]
-            if stored.quantized:
+            stored.expect_model(config)
+            if stored.in_mlx_format:
                 self._model, missing = _dequantized(model_class, config, stored, dtype), []
             else:
                 self._model, loading_info = model_class.from_pretrained(
@@ -115,7 +116,6 @@ class Reference:
 @torch.no_grad()
 def _dequantized(model_class: Any, config: Any, stored: FolderTensors, dtype: Any) -> Any:
     """Return the model of weights in MLX's formats, which transformers cannot load."""
-    stored.expect_model(config)
     model = model_class.from_config(config, dtype=dtype)
     for name, weight in model.named_parameters():
         weight.copy_(stored[name])

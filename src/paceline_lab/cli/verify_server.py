@@ -112,13 +112,17 @@ def verify(
     prompts = [(prompt.id, prompt.messages) for prompt in chosen.prompts]
     if quick:
         by_kind = {prompt.kind: (prompt.id, prompt.messages) for prompt in chosen.prompts}
-        prompts, rounds = [*by_kind.values()], 1
+        prompts, rounds = [*by_kind.values()], min(rounds, 1)
     asked = {"suite_sha256": chosen.sha256, "prompts": len(prompts), "max_tokens": max_tokens}
     endpoints = {
         mode: replace(endpoint, max_tokens=max_tokens, fields={**endpoint.fields, **_UNCACHED})
         for mode, endpoint in connect(url, access, plain_url).items()
     }
     earlier = None if against is None else _earlier(against, asked)
+    if earlier and (missing := {name for name, _ in prompts} - earlier.keys()):
+        raise InvalidRequest(
+            f"{against} has no output for {min(missing)}; give the options of that run"
+        )
     together = f"{clients} {AT_ONCE}"
     conditions = (*([] if earlier is None else [FIRST]), CACHED, together)
     passes = [*product(range(rounds), endpoints, conditions)]
@@ -175,7 +179,7 @@ def verify(
         "loops": sum(is_loop(answer.text.split()) for answer in expected.values()),
         "warnings": warnings,
         "exact": exact,
-        "texts": {name: answer.text for name, answer in expected.items()},
+        "texts": {one.prompt: None if one.error else one.text for one in expected.values()},
     }
     return print_report(Report(value, exact, "\n".join(_lines(value))), output, result)
 
@@ -238,7 +242,12 @@ def _earlier(path: Path, asked: Mapping[str, Any]) -> Mapping[str, Sample]:
                 f"{path} has other outputs: its {name} is {record.get(name)}, not {value}; give "
                 "the options of that run"
             )
-    return {name: Sample(name, 0.0, text=text) for name, text in record["texts"].items()}
+    return {
+        name: Sample(
+            name, 0.0, text=text or "", error=None if text else "no output to compare with"
+        )
+        for name, text in record["texts"].items()
+    }
 
 
 def _first_answers(

@@ -36,7 +36,7 @@ def _text(value: Any) -> Any:
 def _question(name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return a question in OpenAI's format."""
     kind, criteria = given.get("type"), given.get("criteria")
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise ApiError(f"questions.{name}.type: expected noul, choice or score", param="questions")
     if unknown := given.keys() - {"type", "instructions", "criteria"}:
         raise ApiError(f"questions.{name}: unknown field {min(unknown)}", param="questions")
@@ -48,9 +48,15 @@ def _question(name: str, given: dict[str, Any]) -> dict[str, Any]:
     if kind == "score":
         levels = [{"label": one} for one in criteria] if isinstance(criteria, list) else criteria
         return {**question, "levels": levels}
-    about = dict.fromkeys(criteria) if isinstance(criteria, list) else criteria or {}
+    about, expected = criteria or {}, "an object"
+    if kind == "choice" and isinstance(criteria, list):
+        expected = "unique texts"
+        texts = dict.fromkeys(map(str, criteria))
+        about = texts if [*texts] == criteria else None
+    if kind == "noul" and isinstance(about, dict) and about.keys() - {"true", "false"}:
+        about, expected = None, "true and false"
     if not isinstance(about, dict):
-        raise ApiError(f"questions.{name}.criteria: expected an object", param="questions")
+        raise ApiError(f"questions.{name}.criteria: expected {expected}", param="questions")
     if kind == "noul":
         about = {flag: about.get(str(flag).lower()) for flag in (True, False)}
     pairs = about.items()
