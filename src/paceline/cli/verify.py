@@ -156,8 +156,7 @@ def _text(model: "Model", verdict: "Verdict") -> str:
         ),
         f"verdict: {model.files.name} on the {model.engine.name} engine "
         f"{'is' if verdict.exact else 'is NOT'} exact on this machine: rows {invariant} "
-        f"independent of how "
-        "they are computed",
+        "independent of how they are computed",
     ]
     return "\n".join(lines)
 

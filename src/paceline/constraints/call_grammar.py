@@ -95,8 +95,7 @@ class CallGrammar:
         elif not NAME.fullmatch(function):
             raise InvalidRequest(
                 f"the function name {function!r} cannot be written in this model's tool-call "
-                f"format; "
-                "expected letters, digits and _ . : / -"
+                "format; expected letters, digits and _ . : / -"
             )
         head = self._written(form.before + function + form.after)
         if form.label is not None:

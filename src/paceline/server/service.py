@@ -346,8 +346,7 @@ class Service:
             if str(part) not in _SAFE_DRAFTERS and part.kind != "ngram":
                 raise ApiError(
                     f"drafter {str(part)[:40]!r} is not allowed in a request; expected none, "
-                    f"auto, the "
-                    f"server's own, or ngram, {', '.join(_SAFE_DRAFTERS)} joined by +",
+                    f"auto, the server's own, or ngram, {', '.join(_SAFE_DRAFTERS)} joined by +",
                     param="speculation.drafter",
                 )
         return drafter

@@ -102,8 +102,7 @@ class Settings:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise InvalidRequest(
                     f"invalid origin {origin!r}; expected scheme://host or scheme://host:port in "
-                    f"lower "
-                    "case without a path, as browsers send it, or *"
+                    "lower case without a path, as browsers send it, or *"
                 )
 
 

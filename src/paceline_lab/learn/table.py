@@ -248,8 +248,7 @@ def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"table, {name.replace('_', ' ')}: {one['tokens_per_step']:.2f} tokens per step "
             f"({one['tokens_per_step_before']:.2f} without it), {one['speed']:.2f}x the speed of "
-            f"plain "
-            f"decoding ({one['speed_before']:.2f}), {one['answers']} answers"
+            f"plain decoding ({one['speed_before']:.2f}), {one['answers']} answers"
         )
     if table["installed"]:
         yield f"the table is installed ({megabytes(table['bytes'])}): `auto` uses it"

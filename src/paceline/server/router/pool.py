@@ -92,8 +92,7 @@ class Pool:
         if max_memory is not None and memory > max_memory:
             raise InvalidRequest(
                 f"{name} needs about {megabytes(memory)} of memory, and the limit for all models "
-                f"is "
-                f"{megabytes(max_memory)} together"
+                f"is {megabytes(max_memory)} together"
             )
         place = await self._place(name, memory)
         try:

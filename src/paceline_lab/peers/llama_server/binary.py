@@ -66,8 +66,7 @@ def server_binary(path: str | None) -> ServerBinary:
     if version is None or "--port" not in manual:
         raise InvalidRequest(
             f"{place} is not {PROGRAM}: it lacks --version and --port, which llama.cpp's server "
-            f"has; "
-            f"expected the path of that program"
+            "has; expected the path of that program"
         )
     types = manual.partition("--spec-type")[2].partition("\n")[0]
     lookups = tuple(name for name in LOOKUPS if name in re.split(r"[\s,|\[\]]+", types))
