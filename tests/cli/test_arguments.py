@@ -36,10 +36,11 @@ ZERO = {
         "--temperature",
         "--top-k",
         "--min-p",
-        "--threshold",
+        "--max-divergence",
     ),
     *("--presence-penalty", "--frequency-penalty"),
-    *("bench sweep --depth", "convert --taps", "coreml probe --layer"),
+    *("bench sweep --depth", "convert --taps", "coreml probe --layer", "generate --tokens"),
+    "verify --rounds",
 }
 """Options that may be 0."""
 

@@ -21,7 +21,6 @@ _LISTENS, _SERVERS = 8000, (8001, 8002)
 """Ports in the file."""
 
 
-SESSIONS = [f"session-{number}" for number in range(8)]
 CHAT = "/v1/chat/completions"
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
@@ -99,23 +98,29 @@ def two(tiny_gguf: Path, cache: Path, tmp_path: Path) -> Iterator[Proxied]:
 
 
 def test_sessions_are_sticky_and_fail_over_when_a_server_is_killed(two: Proxied):
-    texts, place = {}, {}
-    for session in SESSIONS:
-        before = two.answered()
-        texts[session] = text_of(two.ask(session))
-        place[session] = two.answered()[0] > before[0]
-    assert {*place.values()} == {True, False}, "both servers have sessions"
-    for session in SESSIONS:  # measuring a condition of exactness, once, evicts idle KV
+    texts: dict[str, str] = {}
+    counts = {True: 0, False: 0}
+    for number in range(64):  # the servers' random ports decide where a session goes
+        session, before = f"session-{number}", two.answered()
+        text = text_of(two.ask(session))
+        place = two.answered()[0] > before[0]
+        counts[place] += 1
+        if counts[place] <= 3:
+            texts[session] = text
+        if all(counts.values()) and len(texts) >= 4:
+            break
+    assert all(counts.values()), "a server has no session"
+    for session in texts:  # measuring a condition of exactness, once, evicts idle KV
         two.ask(session)
-    for session in SESSIONS:
+    for session, text in texts.items():
         again = two.ask(session)
-        assert text_of(again) == texts[session]
+        assert text_of(again) == text
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32, session
 
     two.servers[0].process.send_signal(signal.SIGKILL)
     two.servers[0].end()
-    for session in SESSIONS:  # those of the killed server go to the other one
-        assert text_of(two.ask(session)) == texts[session]
+    for session, text in texts.items():  # those of the killed server go to the other one
+        assert text_of(two.ask(session)) == text
 
 
 def text_of(answer: Any) -> str:

@@ -42,7 +42,7 @@ def golden(
     tokens: Annotated[int, declare.count(help="length of the test text, in tokens")] = 32,
     max_divergence: Annotated[
         float | None,
-        Option(parser=FloatRange(0), help="fail if compressed weights diverge more, in nats"),
+        Option(parser=FloatRange(0, 1000), help="fail if compressed weights diverge more, in nats"),
     ] = None,
     rounding: Annotated[
         Literal["f16", "engine"],
