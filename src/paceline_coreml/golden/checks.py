@@ -244,7 +244,7 @@ class FormatCheck:
     """Of transformers in float16, compared with float32; inf if that overflows."""
 
     def faults(self, name: str) -> list[str]:
-        # A reference that overflows says nothing of what a number format may lose.
+        # A reference that overflows sets no limit.
         reference = self.reference_loss if np.isfinite(self.reference_loss) else _USUAL_LOSS
         allowed = max(FORMAT_FACTOR * reference, _MIN_LOSS)
         if self.loss <= allowed < np.inf:
