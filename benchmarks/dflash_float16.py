@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from paceline.models import QUIET, ChatTemplate, Tokenizer
+from paceline_coreml.conversion.scratch import scratch
 from paceline_coreml.conversion.source import open_source
 from paceline_coreml.engine.drafter import OpenDrafter
 
@@ -239,7 +240,8 @@ def main() -> None:
     questions = [line["turns"][0] for line in lines if len(line["turns"][0]) <= LONGEST]
     asked = questions[:: max(len(questions) // options.answers, 1)][: options.answers]
     taps = json.loads((options.drafter / "config.json").read_text())["dflash_config"]
-    with open_source(options.target, None, QUIET) as source:
+    with scratch() as work:
+        source = open_source(options.target, work, QUIET)
         facts = source.facts
         tokenizer = Tokenizer(
             source.tokenizer, bos_token_id=facts.bos_token_id, add_bos=facts.add_bos
