@@ -30,19 +30,19 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 57_016,
-    "src/paceline": 36_045,
+    "src": 57_015,
+    "src/paceline": 36_044,
     "src/paceline/decoding": 2_168,
     "src/paceline/drafters": 2_655,
     "src/paceline/engines": 5_012,
     "src/paceline/models": 4_561,
     "src/paceline/runtime": 4_899,
-    "src/paceline/server": 6_908,
+    "src/paceline/server": 6_907,
     "src/paceline/cli": 4_176,
     "src/paceline_mlx": 4_027,
     "src/paceline_coreml": 10_926,
     "src/paceline_lab": 6_018,
-    "tests": 49_547,
+    "tests": 49_539,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

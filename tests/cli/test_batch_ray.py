@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.process import command_lines
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.soak
@@ -25,14 +26,7 @@ def texts(path: Path) -> dict[str, Any]:
 
 def workers() -> list[int]:
     """Processes of actors with a model."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (folder / "cmdline").read_bytes().startswith(b"ray::Worker"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+    return [pid for pid, line in command_lines() if line.startswith(b"ray::Worker")]
 
 
 def test_killing_an_actor_or_a_node_loses_no_line(tiny_gguf: Path, cache: Path, tmp_path: Path):

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 import paceline
+from support.process import command_lines
 from support.scripts import ROOT, script
 from support.waiting import PATIENCE
 
@@ -23,14 +24,7 @@ TEXT = "is the number that this text begins with, " * 3
 
 
 def replicas() -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (folder / "cmdline").read_bytes().startswith(b"ray::ServeReplica"):
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+    return [pid for pid, line in command_lines() if line.startswith(b"ray::ServeReplica")]
 
 
 def ask(prompt: str, session: str) -> Any:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "paceline"]
@@ -27,6 +28,16 @@ def started(environment: dict[str, str], *arguments: object, **options: Any) -> 
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+
+
+def command_lines() -> Iterator[tuple[int, bytes]]:
+    """Yield the id and the command line of every process."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:  # it has ended
+            continue
+        yield int(path.parent.name), line
 
 
 def stopped_line(text: bytes) -> None:

@@ -247,7 +247,7 @@ class FormatCheck:
         # A reference that overflows sets no limit.
         reference = self.reference_loss if np.isfinite(self.reference_loss) else _USUAL_LOSS
         allowed = max(FORMAT_FACTOR * reference, _MIN_LOSS)
-        if self.loss <= allowed < np.inf:
+        if self.loss <= allowed:
             return []
         return [
             f"{name} loses {self.loss:.3g} of the median row's cosine, expected at most "

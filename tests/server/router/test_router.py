@@ -16,6 +16,7 @@ from paceline.server.router.pool import Limits
 from paceline.server.router.run import RouterServer
 from paceline.server.settings import Settings
 from support.command import free_port, served
+from support.process import command_lines
 from support.server import HTTP
 from support.tiny import write_tiny
 from support.waiting import PATIENCE, until
@@ -222,15 +223,7 @@ def test_the_command_serves_installed_models_and_stops_their_processes(
 
 def _command_lines(model: str) -> list[bytes]:
     """Return the command lines that have the model's name, of all processes."""
-    results = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes()
-        except OSError:
-            continue
-        if model.encode() in line:
-            results.append(line)
-    return results
+    return [line for _, line in command_lines() if model.encode() in line]
 
 
 def test_the_routers_stored_responses_need_the_key_that_made_them(tmp_path: Path, cache: Path):

@@ -93,9 +93,8 @@ def system_one(service: Service) -> Endpoint:
         result = await result_of(service, request)
         assert isinstance(result, Decisions)
         service.metrics.on_decisions(result)
-        kinds = [one["type"] for one in body.questions.values()]
-        named = zip(body.questions, kinds, result.answers, strict=True)
-        answers = {name: _answer(kind, decision) for name, kind, decision in named}
+        pairs = zip(body.questions.items(), result.answers, strict=True)
+        answers = {name: _answer(one["type"], decision) for (name, one), decision in pairs}
         await reply.json({**result.as_dict(), "answers": answers, "model": service.name})
 
     return Endpoint(service, work)
