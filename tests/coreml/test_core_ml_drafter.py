@@ -202,6 +202,8 @@ def test_an_unsupported_core_ml_drafter_is_a_one_line_error(
         taps(f"dflash:{artifact}", replace(shared, files=narrow))
     with raises(InvalidRequest, "is a drafter", "--target"):
         open_source(str(drafter), tmp_path, QUIET)
+    with raises(InvalidRequest, "is a drafter for Qwen3-8B; give its target", "--target"):
+        open_source("z-lab/Qwen3-8B-DFlash-b16", tmp_path, QUIET)
     with raises(InvalidRequest, "cannot draft ahead", "--to coreml"):
         taps(f"ahead:dflash:{drafter}", shared)
     with raises(InvalidRequest, "no option 'bits'", "expected none"):

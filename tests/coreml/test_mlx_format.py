@@ -103,6 +103,10 @@ DAMAGE: dict[str, tuple[Any, str]] = {
         lambda weights, name: weights | {f"{name}.scales": weights[f"{name}.scales"].byte()},
         r"as \[96, 8\] U32 with scales \[96, 2\] U8; expected",
     ),
+    "a factor of the whole matrix": (
+        lambda weights, name: weights | {f"{name}.global_scale": torch.ones(1)},
+        r"as \[96, 8\] U32 with scales \[96, 2\] F32 and a global_scale; expected",
+    ),
     "another library's integers": (
         lambda weights, name: (
             weights | {f"{name}.weight": weights[f"{name}.weight"].view(torch.int32)}

@@ -114,17 +114,20 @@ class FolderTensors(Mapping[str, Tensor]):
         words, scales, biases = (self._header(part) for part in _parts(name))
         assert words is not None
         shape = self._shapes.get(name)
+        # mlx-lm's experts in nvfp4 may have one more factor.
+        is_scaled = f"{name.removesuffix('weight')}global_scale" in self._files
         if words.kind in FLOATS:
             # MLX stores the taps of a convolution before its input channels.
             for_mlx = shape and len(shape) == 3 and (shape[0], shape[2], shape[1])
             if shape is None or words.shape in (shape, for_mlx):
                 return None
-        elif shape is not None and scales is not None:
+        elif shape is not None and scales is not None and not is_scaled:
             packing = packing_of(shape, words, scales, biases)
             if packing is not None:
                 return packing
         found = f"{list(words.shape)} {words.kind}"
         found += f" with scales {list(scales.shape)} {scales.kind}" if scales is not None else ""
+        found += " and a global_scale" if is_scaled else ""
         expected = f"{list(shape)} floats" if shape is not None else "floats"
         raise ModelError(
             f"{self._folder} has {name} as {found}; expected {expected} for its {CONFIG}, or a "

@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from paceline.drafters import read_facts
 from paceline.errors import InvalidRequest, ModelError
-from paceline.models import TOKENIZER, Facts, ModelFiles, Progress, open_origin, resolve_drafter
+from paceline.models import (
+    TOKENIZER,
+    Facts,
+    ModelFiles,
+    Progress,
+    list_drafters,
+    open_origin,
+    published,
+    resolve_drafter,
+)
 from paceline.storage.files import digest_of, sha256_of
 from paceline.storage.gguf_file import read_gguf
 from paceline.storage.shards import shards_beside
@@ -46,8 +55,10 @@ def open_source(name: str, work: Path, progress: Progress, target: str | None = 
         ModelNotFound: there is no such model.
         ModelError: it cannot be downloaded or read.
     """
-    if target is None and Path(name).is_dir() and read_facts(Path(name)) is not None:
-        raise InvalidRequest(f"{name} is a drafter; give its target model with --target")
+    if target is None and (trained_for := _target_of_drafter(name)):
+        raise InvalidRequest(
+            f"{name} is a drafter for {trained_for}; give its target model with --target"
+        )
     files = open_origin(name if target is None else target, work, progress)
     checkpoint = files.path
     if files.weights is not None:
@@ -66,6 +77,16 @@ def open_source(name: str, work: Path, progress: Progress, target: str | None = 
         checkpoint=folder,
         target=checkpoint,
     )
+
+
+def _target_of_drafter(name: str) -> str | None:
+    """Return the model that a drafter was trained for, or None if it is not known as a drafter."""
+    for drafter in published.registry().drafters:
+        if drafter.name == name:
+            return drafter.target
+    folders = {drafter.name: drafter.folder for drafter in list_drafters()}
+    folder = Path(name) if Path(name).is_dir() else folders.get(name)
+    return "another model" if folder and read_facts(folder) else None
 
 
 def source_of(files: ModelFiles, checkpoint: Path) -> Source:

@@ -62,7 +62,8 @@ SAFETENSORS = "model*.safetensors"
 CHECKPOINT = FileSet(
     ("config.json", "tokenizer.json"),
     ("*.json", "*.jinja", SAFETENSORS),
-    "a Hugging Face checkpoint",
+    "a Hugging Face checkpoint; if it is a drafter, use it with --drafter, or convert it with "
+    "--target MODEL",
 )
 DRAFTER = FileSet(
     ("config.json", "model.safetensors"), ("*.json", "*.safetensors", "*.npy"), "a drafter"
