@@ -181,15 +181,19 @@ def quantized(
     mode: str = "affine",
     recipe: str | None = None,
 ) -> Path:
-    """Quantize all matrices alike, or by one of mlx-lm's recipes, such as mixed_3_6."""
+    """Save in mlx-lm's format, with matrices quantized alike or by a recipe, such as mixed_3_6.
+
+    `bits` 0 quantizes none.
+    """
     from mlx_lm.convert import mixed_quant_predicate_builder
     from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
     model, config = load_model(checkpoint)
     chosen = recipe and mixed_quant_predicate_builder(recipe, model, group_size)
-    model, config = quantize_model(
-        model, config, group_size, bits, mode=mode, quant_predicate=chosen or None
-    )
+    if bits:
+        model, config = quantize_model(
+            model, config, group_size, bits, mode=mode, quant_predicate=chosen or None
+        )
     folder.mkdir()
     save_model(folder, model)
     save_config(config, folder / "config.json")
