@@ -271,13 +271,17 @@ def installed(name: str, work: Path) -> str:
 
 
 _CHECKPOINT = """
-import sys
+import json, sys
+from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 folder, name, target = sys.argv[1:]
 config = GgufConfig(dequantize=True)
 options = {"gguf_file": name, "quantization_config": config, "dtype": "bfloat16"}
 AutoModelForCausalLM.from_pretrained(folder, **options).save_pretrained(target)
 AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
+written = Path(target) / "config.json"  # mlx-lm's models read theta only under its older name
+config = json.loads(written.read_text())
+written.write_text(json.dumps({"rope_theta": config["rope_parameters"]["rope_theta"], **config}))
 """
 
 FORMS = ("draft", "checkpoint", "checkpoint_4bit")

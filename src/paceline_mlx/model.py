@@ -7,7 +7,7 @@ mlx-lm's own.
 import copy
 import platform
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
@@ -203,16 +203,34 @@ def load(folder: Path) -> Any:
     Raises:
         ModelError: mlx-lm does not support the model, or cannot read it.
     """
-    from mlx_lm.utils import load_model
+    from mlx_lm.utils import load_config, load_model
 
     # As in mlx-lm's server: the system keeps the weights in memory between requests.
     wired = mx.device_info().get("max_recommended_working_set_size")
     if wired is not None:
         mx.set_wired_limit(wired)
     try:
-        return load_model(folder)[0]
+        return load_model(folder, model_config=_rope_settings(load_config(folder)))[0]
     except Exception as error:  # of any type: model code fails on an incomplete config
         raise ModelError(f"{folder} cannot be loaded by mlx-lm: {one_line(error)}") from error
+
+
+def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return transformers 5's `rope_parameters` under transformers 4's names.
+
+    Most models of mlx-lm 0.32 read only those, and would compute rotations with a default theta.
+    """
+    inner, by_layer = config.get("text_config"), config.get("rope_parameters")
+    if isinstance(inner, dict):
+        return {"text_config": inner | _rope_settings(inner)}
+    if not isinstance(by_layer, dict):
+        return {}
+    rope = by_layer.get("full_attention", by_layer)
+    settings = {name: rope.get(name) for name in ("rope_theta", "partial_rotary_factor")}
+    settings["rope_local_base_freq"] = by_layer.get("sliding_attention", {}).get("rope_theta")
+    if rope.get("rope_type", "default") != "default":
+        settings["rope_scaling"] = {**rope, "type": rope["rope_type"]}
+    return {name: value for name, value in settings.items() if name not in config and value}
 
 
 def one_line(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
 from paceline.engines.exact import measure_invariance
 from paceline.errors import InvalidRequest, ModelError
+from paceline.storage.files import read_json
 from paceline_mlx.engine import MlxEngine
 from support import mlx
 from support.errors import raises
@@ -34,6 +35,31 @@ def test_mlx_rows_match_transformers(
     for cuts in ([40], [1] * 4 + [3, 9, 24]):
         rows = rows_of(opened(family), TEXT, cuts)
         assert np.abs(rows - expected).max() < 1e-5 * np.abs(expected).max() + 2e-5
+
+
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0}
+LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+ROPES = {
+    "theta": ("llama", {"rope_type": "default", "rope_theta": 50.0}),
+    "scaled": ("llama", LLAMA_3),
+    "by layer": (
+        "gemma3",
+        {
+            "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rotations_follow_the_config_of_transformers_5(rope: str, checkpoint_of: mlx.Checkpoints):
+    family, parameters = ROPES[rope]
+    folder = checkpoint_of(family, rope_parameters=parameters)
+    assert "rope_theta" not in read_json(folder / "config.json")
+    expected = mlx.reference_logits(folder, family, TEXT)
+    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
+    assert np.abs(rows_of(engine, TEXT, [40]) - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
