@@ -21,10 +21,10 @@ import numpy as np
 
 from paceline.decoding.costs import CostTable
 from paceline.models import QUIET, Facts
-from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.source import Source
 from paceline_coreml.lint.program import Program, first
+from paceline_coreml.options import ConversionOptions
 from paceline_coreml.rehearsal.program import read_package
 
 SCALE, ROWS, SLOTS = 8, 4, 256

@@ -52,13 +52,16 @@ ALLOWED = {
     CORE_ML: {
         "rehearsal": set[str](),
         "engine": {"rehearsal"},
-        "conversion": {"engine"},
+        "options": {"engine"},
+        "conversion": {"engine", "options"},
         "lint": {"engine", "rehearsal"},
         "compute_plan": {"engine", "rehearsal"},
         "residency": {"compute_plan", "engine"},
-        "golden": {"conversion", "engine", "rehearsal"},
-        "probe": {"compute_plan", "conversion", "engine", "golden", "lint", "residency"},
-        "cli": {"conversion", "engine", "golden", "lint", "probe", "residency"},
+        "golden": {"conversion", "engine", "options", "rehearsal"},
+        "probe": {
+            *("compute_plan", "conversion", "engine", "golden", "lint", "options", "residency"),
+        },
+        "cli": {"conversion", "engine", "golden", "lint", "options", "probe", "residency"},
         "": set[str](),
     },
     LAB: {
@@ -117,14 +120,14 @@ PARTS["__init__"] = {*PARTS}
 # Subpackages that are fast to import. The others are imported inside functions, or by each other.
 FAST = {
     CORE: ALLOWED[CORE].keys() - {"server", "verify"},
-    CORE_ML: {"cli", "engine", "rehearsal", ""},
+    CORE_ML: {"cli", "engine", "options", "rehearsal", ""},
     LAB: {"cli", "client", ""},
     MLX: {*ALLOWED[MLX]},
 }
 
 # These may import third-party packages at the top of a file.
 WITH_PACKAGES = {
-    *((CORE_ML, name) for name in ("conversion", "golden", "probe")),
+    *((CORE_ML, name) for name in ("conversion", "golden", "options", "probe")),
     (CORE, "server"),
     *((MLX, name) for name in ALLOWED[MLX]),
 }

@@ -72,17 +72,9 @@ class ComputePlan:
 def record(
     folder: Path, package: str, rows: int, *, function: str | None, units: str
 ) -> ComputePlan:
-    """Get Core ML's plan for a package, in a child process.
+    """Get Core ML's plan for a package of the artifact in `folder`, in a child process.
 
-    Args:
-        folder: the artifact.
-        package: the package's path in it.
-        rows: T.
-        function: the package's static function for `rows`; None: the package is flexible.
-        units: one of `packages.UNITS`.
-
-    Returns:
-        The plan, with a `fault` if Core ML failed or crashed.
+    `units` is one of `packages.UNITS`. The plan has a `fault` if Core ML failed or crashed.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-coreml-") as work:
         out = Path(work) / "plan.json"

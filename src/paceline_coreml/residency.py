@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import paceline
 from paceline.errors import InvalidRequest, ModelError
@@ -24,10 +24,7 @@ from paceline.storage.validation import validated
 from paceline_coreml import compute_plan
 from paceline_coreml.compute_plan import NEURAL_ENGINE, ComputePlan, PlannedOp
 from paceline_coreml.engine.artifact import Artifact, read_artifact
-from paceline_coreml.engine.packages import UNITS, on_a_mac
-
-KIND = "coreml-plans"
-VERSION = 1
+from paceline_coreml.engine.packages import on_a_mac
 
 UNKNOWN = "unknown"
 """Device of operations that have none in the plan."""
@@ -69,6 +66,8 @@ class PlanVerdict:
 class RecordedPlans:
     """The plans of an artifact and their provenance: the file that `--record` writes."""
 
+    kind: Literal["coreml-plans"]
+    version: Literal[1]
     fingerprint: str
     """The artifact's fingerprint."""
     units: str
@@ -85,22 +84,15 @@ def report(
     record: Path | None = None,
     progress: Progress = QUIET,
 ) -> Report:
-    """Evaluate the plans of all packages of an artifact.
+    """Evaluate the plans of all packages of an artifact for `units`, one of `packages.UNITS`.
 
-    Args:
-        folder: the artifact.
-        units: compute units to plan for, one of `packages.UNITS`.
-        recorded: a file with recorded plans; None: get them from Core ML, on a Mac.
-        record: a file to write the plans to.
-        progress: reports finished plans.
+    The plans are in the file `recorded`. If it is None, Core ML makes them, and they are written to
+    the file `record`, if any.
 
     Raises:
         ModelError: the artifact is incomplete, or the file is not a recording of its plans.
-        InvalidRequest: this is not a Mac and `recorded` is None, the file cannot be written, or the
-            units are unknown.
+        InvalidRequest: this is not a Mac and `recorded` is None, or the file cannot be written.
     """
-    if units not in UNITS:
-        raise InvalidRequest(f"compute units are {units!r}; expected one of {', '.join(UNITS)}")
     if recorded is not None and record is not None:
         raise InvalidRequest("--record cannot be used with --recorded; remove one of the two")
     artifact = read_artifact(folder)
@@ -115,7 +107,7 @@ def report(
         )
     if record is not None:
         with writing(record):
-            write_json(record, {"kind": KIND, "version": VERSION, **asdict(recording)})
+            write_json(record, asdict(recording))
     return _report(artifact, recording)
 
 
@@ -189,7 +181,8 @@ def _record(artifact: Artifact, units: str, progress: Progress) -> RecordedPlans
             )
             reach(len(plans))
     made_by = f"paceline {paceline.__version__}"
-    return RecordedPlans(artifact.fingerprint, units, platform.platform(), made_by, tuple(plans))
+    about = artifact.fingerprint, units, platform.platform(), made_by
+    return RecordedPlans("coreml-plans", 1, *about, tuple(plans))
 
 
 def _planned_calls(artifact: Artifact) -> Iterator[tuple[str, int]]:
@@ -199,13 +192,7 @@ def _planned_calls(artifact: Artifact) -> Iterator[tuple[str, int]]:
 
 
 def _read(path: Path, artifact: Artifact) -> RecordedPlans:
-    value = read_json(path)
-    if value.get("kind") != KIND or value.get("version") != VERSION:
-        raise ModelError(
-            f"{path} has kind {value.get('kind')} and version {value.get('version')}; expected "
-            f"{KIND} and version {VERSION}, as --record writes them"
-        )
-    recording = validated(RecordedPlans, value, str(path), error=ModelError)
+    recording = validated(RecordedPlans, read_json(path), str(path), error=ModelError)
     if recording.fingerprint != artifact.fingerprint:
         raise ModelError(
             f"{path} has plans of another artifact, not {artifact.folder}; record them again"
@@ -214,14 +201,25 @@ def _read(path: Path, artifact: Artifact) -> RecordedPlans:
 
 
 def _report(artifact: Artifact, recording: RecordedPlans) -> Report:
-    plans = {(plan.package, plan.rows): plan for plan in recording.plans}
-    evaluated = []
+    recorded = {(plan.package, plan.rows): plan for plan in recording.plans}
+    plans: list[dict[str, Any]] = []
     for package, rows in _planned_calls(artifact):
-        plan = plans.get((package, rows))
-        if plan is None:
-            plan = ComputePlan(package, rows, None, fault="it is not in the recording")
-        evaluated.append((plan, evaluate(plan)))
-    failed = [(plan, verdict.fault) for plan, verdict in evaluated if verdict.fault is not None]
+        missing = ComputePlan(package, rows, None, fault="it is not in the recording")
+        plan = recorded.get((package, rows), missing)
+        verdict = evaluate(plan)
+        plans.append(
+            {
+                "package": package,
+                "rows": rows,
+                "function": plan.function,
+                "passed": verdict.fault is None,
+                "fault": verdict.fault,
+                "convs": verdict.convs._asdict(),
+                "others": verdict.others._asdict(),
+                "elsewhere": [group._asdict() for group in verdict.elsewhere],
+            }
+        )
+    failed = [plan for plan in plans if not plan["passed"]]
     value = {
         "artifact": artifact.name,
         "fingerprint": recording.fingerprint,
@@ -230,30 +228,40 @@ def _report(artifact: Artifact, recording: RecordedPlans) -> Report:
         "made_by": recording.made_by,
         "rows": list(planned_rows(artifact)),
         "passed": not failed,
-        "plans": [
-            {
-                "package": plan.package,
-                "rows": plan.rows,
-                "function": plan.function,
-                "passed": verdict.fault is None,
-                "fault": verdict.fault,
-                "convs": verdict.convs._asdict(),
-                "others": verdict.others._asdict(),
-                "elsewhere": [group._asdict() for group in verdict.elsewhere],
-            }
-            for plan, verdict in evaluated
-        ],
+        "plans": plans,
     }
-    unknown = sum(verdict.others.unknown for _, verdict in evaluated)
+    unknown = sum(plan["others"]["unknown"] for plan in plans)
     others = f"; the plans have no device for {unknown} operations" if unknown else ""
     lines = [
-        *(f"{plan.package} at T = {plan.rows}: {fault}" for plan, fault in failed),
+        *(f"{plan['package']} at T = {plan['rows']}: {plan['fault']}" for plan in failed),
         _planned_shapes(artifact),
         f"verdict: operations of {artifact.name} {'do NOT all' if failed else 'all'} stay on the "
         f"Neural Engine in Core ML's plan for {recording.units} on {recording.system}{others}; "
         "a plan is not a measurement",
     ]
-    tables = [_plan_table(evaluated), _off_table(evaluated)]
+    heads = ["package", "T", "convs on", "off", "unknown", "others on", "off", "unknown", "passes"]
+    counted = [
+        [
+            plan["package"],
+            *map(str, (plan["rows"], *plan["convs"].values(), *plan["others"].values())),
+            "yes" if plan["passed"] else "NO",
+        ]
+        for plan in plans
+    ]
+    off_heads = ["package", "T", "operation", "runs on", "ops", "NE could", "of the cost"]
+    off = [
+        [
+            plan["package"],
+            *map(str, (plan["rows"], *list(group.values())[:-1])),
+            "" if group["cost"] is None else f"{100 * group['cost']:.1f} %",
+        ]
+        for plan in plans
+        for group in plan["elsewhere"]
+    ]
+    tables: list[Table] = [
+        ("on and off the Neural Engine", heads, counted),
+        ("off the Neural Engine", off_heads, off),
+    ]
     return Report(value, not failed, "\n".join(lines), tables)
 
 
@@ -269,35 +277,3 @@ def _planned_shapes(artifact: Artifact) -> str:
         "the Neural Engine despite the plan (coremltools issue 2370): measure them, or convert "
         "without --flexible"
     )
-
-
-def _plan_table(evaluated: Sequence[tuple[ComputePlan, PlanVerdict]]) -> Table:
-    rows = [
-        [
-            plan.package,
-            str(plan.rows),
-            *(str(count) for count in (*verdict.convs, *verdict.others)),
-            "yes" if verdict.fault is None else "NO",
-        ]
-        for plan, verdict in evaluated
-    ]
-    head = ["package", "T", "convs on", "off", "unknown", "others on", "off", "unknown", "passes"]
-    return "on and off the Neural Engine", head, rows
-
-
-def _off_table(evaluated: Sequence[tuple[ComputePlan, PlanVerdict]]) -> Table:
-    rows = [
-        [
-            plan.package,
-            str(plan.rows),
-            group.type,
-            group.device,
-            str(group.ops),
-            str(group.able),
-            "" if group.cost is None else f"{100 * group.cost:.1f} %",
-        ]
-        for plan, verdict in evaluated
-        for group in verdict.elsewhere
-    ]
-    head = ["package", "T", "operation", "runs on", "ops", "NE could", "of the cost"]
-    return "off the Neural Engine", head, rows

@@ -122,12 +122,8 @@ def can_trim(cache: Any, rows: int) -> bool:
 
 def slot_bytes(caches: Sequence[Any]) -> int:
     """Return the bytes per slot of all caches together; none may be empty."""
-    total = 0
-    for cache in leaves(caches):
-        if not is_recurrent(cache):
-            keys = cache.state[0]
-            total += cache.nbytes // keys.shape[2]
-    return total
+    slots = [cache for cache in leaves(caches) if not is_recurrent(cache)]
+    return sum(cache.nbytes // cache.state[0].shape[2] for cache in slots)
 
 
 def copy_without(cache: Any, rows: int) -> Any:

@@ -101,11 +101,12 @@ class MlxEngine(PooledEngine[MlxSequence]):
             states = [sequence.states.arrays() for sequence in sequences]
             mx.eval([output.arrays for output in outputs], states)
         ended = perf_counter()
+        hosted = [output.on_host(self.vocab_size) for output in outputs]
         return StepResult(
-            [output.on_host(self.vocab_size) for output in outputs],
+            [logits for logits, _ in hosted],
             [output.taps for output in outputs],
             ended - started,
-            [output.best_on_host() for output in outputs],
+            [best for _, best in hosted],
             {"graph": built - started, "device": ended - built},
         )
 

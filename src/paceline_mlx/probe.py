@@ -131,7 +131,7 @@ def _candidate(model: LoadedModel, context_length: int, budget: Budget) -> RowRu
 
 
 class _Calls:
-    """Forward passes after contexts that are random after `_PREFIX` tokens; see `Prober`."""
+    """Forward passes after contexts that are random after `_PREFIX` tokens; see `measure_rules`."""
 
     def __init__(
         self, model: LoadedModel, contexts: Sequence[int], context_length: int, budget: Budget
@@ -153,7 +153,7 @@ class _Calls:
             self._states.roll_back(length)
 
     def rows(self, length: int, count: int, outputs: int) -> Logits:
-        """Implement `Prober.rows`. Raises TimeoutError if the number of shapes is unlimited."""
+        """Run `count` rows. Raises TimeoutError if the number of shapes is unlimited."""
         if self._budget.left() < 0 and not self._model.few_shapes:
             raise TimeoutError
         held = self._states.accept(length)

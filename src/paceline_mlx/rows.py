@@ -12,9 +12,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from time import perf_counter
-from typing import Protocol
+from typing import Any
 
-from paceline.decoding.types import Logits
 from paceline.engines.rows import RowRange, RowRules
 from paceline.errors import InvalidRequest
 from paceline.options import FloatRange
@@ -116,11 +115,9 @@ def candidates(
 ) -> list[RowRules]:
     """Return the candidates that the whole model can confirm, by ascending cost.
 
-    Args:
-        drops_padding: whether the model's caches can drop the padding of a pass.
-        fused: whether one kernel computes all attention of a pass with this number of rows. Else
-            matrix products do; they may change kernels at any rows * keys (`_CONTEXTS_APART`).
-        attention: bits of each kind of attention alone.
+    `drops_padding`: the model's caches can drop the padding of a pass. `fused`: one kernel computes
+    all attention of a pass with this number of rows. Else matrix products do; they may change
+    kernels at any rows * keys (`_CONTEXTS_APART`). `attention`: bits of each kind of attention.
     """
     return [
         rules
@@ -211,28 +208,14 @@ def attention_calls(context_length: int, window: int | None = None) -> list[Call
     ]
 
 
-class Prober(Protocol):
-    """Makes the calls of a measurement, in one sequence with the same tokens at every position."""
-
-    room: int
-    """Positions that the sequence can have."""
-    contexts: Sequence[int]
-    """Keys before the calls that are compared."""
-
-    def prefill(self, length: int) -> None:
-        """Begin a sequence of `length` positions."""
-
-    def rows(self, length: int, count: int, outputs: int) -> Logits:
-        """Run `count` rows after `length` positions, in one call.
-
-        Returns logits of the first `outputs` rows, [outputs, vocab] float32.
-        """
-
-
-def measure_rules(prober: Prober, candidates: Sequence[RowRules]) -> RowRules | None:
+def measure_rules(prober: Any, candidates: Sequence[RowRules]) -> RowRules | None:
     """Return the first candidate whose calls give the same bits after each context, or None.
 
-    After `_MEASURED_SECONDS` the first context is compared alone.
+    `prober` runs one sequence with the same tokens at every position. `contexts` are the keys
+    before the compared calls, and `room` is the number of positions. `prefill(length)` begins a
+    sequence; `rows(length, count, outputs)` runs `count` rows after it in one call, and returns
+    logits of the first `outputs` rows, [outputs, vocab] float32. After `_MEASURED_SECONDS` the
+    first context is compared alone.
     """
     started = perf_counter()
 
@@ -248,7 +231,7 @@ def measure_rules(prober: Prober, candidates: Sequence[RowRules]) -> RowRules | 
     return next((rules for rules in candidates if holds(rules.decode)), None)
 
 
-def _equal(prober: Prober, context: int, rows: RowRange) -> bool:
+def _equal(prober: Any, context: int, rows: RowRange) -> bool:
     """Return True if calls of several sizes in `rows` give the same bits after a context."""
     min_rows, max_rows = rows.min_rows, min(rows.max_rows, prober.room - context)
     if max_rows < min_rows:
@@ -261,7 +244,7 @@ def _equal(prober: Prober, context: int, rows: RowRange) -> bool:
     return all(_bits(prober, context, size) == expected for size in sorted(sizes))
 
 
-def _bits(prober: Prober, start: int, size: int) -> Sequence[bytes]:
+def _bits(prober: Any, start: int, size: int) -> Sequence[bytes]:
     """Return the bits of `_COMPARED` positions that begin at `start`, from calls of `size` rows."""
     bits: list[bytes] = []
     while len(bits) < _COMPARED:

@@ -86,16 +86,13 @@ class BlockOutputs(NamedTuple):
     def arrays(self) -> list[Any]:
         return [self.logits, self.best, self.taps.arrays]
 
-    def on_host(self, vocab_size: int) -> Logits:
+    def on_host(self, vocab_size: int) -> tuple[Logits, Best | None]:
+        if self.best is not None:
+            tokens, scores = map(np.array, self.best)
+            return np.zeros((0, vocab_size), np.float32), Best(tokens.astype(np.int64), scores)
         if self.logits is None:
-            return np.zeros((0, vocab_size), np.float32)
-        return np.array(self.logits)
-
-    def best_on_host(self) -> Best | None:
-        if self.best is None:
-            return None
-        tokens, scores = self.best
-        return Best(np.array(tokens).astype(np.int64), np.array(scores))
+            return np.zeros((0, vocab_size), np.float32), None
+        return np.array(self.logits), None
 
 
 def _on_device(tokens: Sequence[int]) -> Array:

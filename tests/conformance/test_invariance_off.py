@@ -106,8 +106,9 @@ def test_verification_detects_an_emulator_with_another_summation_order(
     tiny_core_ml: Any, monkeypatch: pytest.MonkeyPatch
 ):
     from paceline_coreml.engine.engine import CoreMlEngine
-    from paceline_coreml.rehearsal.ops import matrices
-    from paceline_coreml.rehearsal.ops.products import dots
+    from paceline_coreml.rehearsal.ops import products
+
+    dots = products.dots
 
     def by_place(a: Any, b: Any) -> Any:
         """The terms of every second row, and column, are added from the last to the first."""
@@ -120,5 +121,5 @@ def test_verification_detects_an_emulator_with_another_summation_order(
 
     engine = CoreMlEngine(tiny_core_ml, EngineSettings(), rounding="f32")
     assert differing(engine) == (0, 0)
-    monkeypatch.setattr(matrices, "dots", by_place)
+    monkeypatch.setattr(products, "dots", by_place)
     assert all(differing(CoreMlEngine(tiny_core_ml, EngineSettings(), rounding="f32")))

@@ -24,7 +24,6 @@ from paceline.storage.files import read_json
 from paceline.storage.manifest import MANIFEST
 from paceline_coreml.conversion import convert as conversion
 from paceline_coreml.conversion.compress import compress
-from paceline_coreml.conversion.conversion_options import ConversionOptions, with_defaults
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.scratch import scratch
@@ -33,6 +32,7 @@ from paceline_coreml.conversion.source import Source
 from paceline_coreml.conversion.topology import LayerSize, even_topology
 from paceline_coreml.engine.artifact import MAX_STATES, Artifact, read_artifact
 from paceline_coreml.engine.engine import CoreMlEngine
+from paceline_coreml.options import ConversionOptions, with_defaults
 from paceline_coreml.rehearsal import RehearsalModel
 from paceline_coreml.rehearsal.program import read_package
 from paceline_coreml.rehearsal.weights import Constant
@@ -161,11 +161,11 @@ def test_excluded_weights_stay_float16(source: Source, tmp_path: Path):
 @pytest.mark.parametrize(
     ("task", "chosen", "rows", "functions", "slots"),
     [
-        ("causal-lm", {}, 8, (1, 8), 2048),
-        ("causal-lm", {"rows": 128}, 128, (1, 8, 128), 2048),
-        ("causal-lm", {"stateless": True}, 8, (8,), 2048),
-        ("causal-lm", {"functions": (64, 8)}, 64, (8, 64), 2048),
-        ("causal-lm", {"flexible": True, "rows": 12}, 12, (), 2048),
+        ("causal-lm", {}, 8, (1, 8), 0),
+        ("causal-lm", {"rows": 128}, 128, (1, 8, 128), 0),
+        ("causal-lm", {"stateless": True}, 8, (8,), 0),
+        ("causal-lm", {"functions": (64, 8)}, 64, (8, 64), 0),
+        ("causal-lm", {"flexible": True, "rows": 12}, 12, (), 0),
         ("token-classification", {}, 128, (1, 128), 128),
     ],
 )
@@ -186,7 +186,6 @@ def test_a_model_has_functions_for_single_rows_and_for_exact_passes(
         ({"topology": "a+b"}, "is not a topology; expected layers per package"),
         ({"taps": (1, 3)}, r"cannot tap layers \[3\]; the model has 3"),
         ({"keep": ("layers.0.*", "layer.1.*")}, r"no weight matches layer\.1\.\*"),
-        ({"rows": -1}, "rows is -1; expected 1 or more"),
         ({"functions": (1, 2), "rows": 4}, "functions 1, 2 do not match rows 4"),
         ({"weights": "int3"}, "weights is 'int3'; expected one of int8"),
     ],

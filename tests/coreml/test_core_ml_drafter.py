@@ -18,7 +18,6 @@ from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from paceline.storage.manifest import MANIFEST
-from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.conversion.families.dflash import open_drafter
 from paceline_coreml.conversion.source import Source, open_source
@@ -26,6 +25,7 @@ from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.golden import report
 from paceline_coreml.golden.drafter import in_torch
 from paceline_coreml.lint import lint
+from paceline_coreml.options import ConversionOptions
 from support import mlx
 from support.coreml import FACTS, convert_source, tiny_llama, tiny_source
 from support.dflash import tiny_config, write_checkpoint

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from paceline.errors import PacelineError
 from paceline.models import QUIET
 from paceline.storage.files import read_json, write_json
-from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import convert
+from paceline_coreml.options import ConversionOptions
 from support import mlx
 from support.coreml import tiny_source
 from support.coreml_families import ONE_PER_FAMILY, SLOTS, TinyModel

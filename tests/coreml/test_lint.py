@@ -13,7 +13,7 @@ import pytest
 from coremltools.converters.mil.mil import types
 
 from paceline.errors import ModelError
-from paceline_coreml.lint import Finding, lint, report, run_rules
+from paceline_coreml.lint import Finding, lint, report, weights
 from paceline_coreml.lint.run_rules import RULES
 from support import mil
 
@@ -374,7 +374,7 @@ def test_a_converted_artifact_passes(tiny_core_ml: Path):
 def test_all_packages_of_an_artifact_share_a_process(
     tiny_core_ml: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run_rules, "size_of", lambda _: 800 << 20)
+    monkeypatch.setattr(weights, "size_of", lambda _: 800 << 20)
     (found,) = [one for one in lint(tiny_core_ml) if one.rule == "process"]
     assert (found.shard, found.verdict) == (tiny_core_ml.name, "warn")
     assert found.what == "3200 MB; expected at most 3072"
@@ -387,7 +387,7 @@ def test_an_incomplete_artifact_is_rejected(tiny_core_ml: Path, tmp_path: Path):
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["layer_shards"][1]["start"] -= 1
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ModelError, match="layer 1"):
+    with pytest.raises(ModelError, match="layers 1 to 2"):
         lint(copy)
     with pytest.raises(ModelError, match=r"manifest\.json: No such file"):
         report(tmp_path)

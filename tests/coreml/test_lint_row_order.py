@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.conversion.layers import Attention, ConvState, LayerInputs, RMSNorm
@@ -23,13 +21,12 @@ from paceline_coreml.lint.row_layout import (
     broadcast,
     check_contraction,
     check_normalized,
+    marks_of,
     reduce_axes,
-    reshape,
     without_rows,
 )
 from paceline_coreml.lint.row_layout import ROWS as ROW
-from paceline_coreml.lint.row_order import row_axes_of
-from paceline_coreml.lint.row_tracker import RowTracker
+from paceline_coreml.lint.row_order import RowTracker, row_axes_of
 from paceline_coreml.rehearsal import RehearsalModel
 from paceline_coreml.rehearsal.program import read_package
 from support import mil
@@ -155,7 +152,8 @@ def test_tracked_rows_match_the_emulator(tmp_path: Path):
     tracker = RowTracker(
         Program(model.package, model.function), *row_axes_of(Program(model.package, model.function))
     )
-    assert list(tracker.run()) == []
+    events = [fault.what for _, fault in tracker.run()]  # only of outputs with merged axes
+    assert all(what.endswith("expected an axis for the rows") for what in events)
     rows = np.arange(7, dtype=np.float32)
     found = model.predict(
         {
@@ -167,7 +165,7 @@ def test_tracked_rows_match_the_emulator(tmp_path: Path):
     for name, numbers in found.items():
         layout = tracker.layouts[name]
         assert layout is not None, names[name]
-        np.testing.assert_array_equal(numbers, marked(layout, 7), names[name])
+        np.testing.assert_array_equal(numbers, marks_of(layout, 7), names[name])
 
 
 def attend(mb: Any, query: Any, key: Any, value: Any) -> Any:
@@ -195,7 +193,13 @@ ONE_OPERATION: dict[str, tuple[Callable[..., Any], str | None]] = {
         ),
         "row-order",
     ),
-    "rows beside others": (lambda mb, x: mb.concat(values=[x, x], axis=2), "row-order-unknown"),
+    "rows beside others": (lambda mb, x: mb.concat(values=[x, x], axis=2), "row-order"),
+    "some of the rows": (
+        lambda mb, x: mb.slice_by_index(
+            x=x, begin=[0, 0, 1, 0], end=[1, 16, 3, 1], end_mask=[True, True, False, True]
+        ),
+        "row-order-unknown",
+    ),
 }
 
 
@@ -213,70 +217,7 @@ def test_a_single_operation_is_checked(what: str, tmp_path: Path):
     assert found == ({expected} if expected else set())
 
 
-# --- layouts: where rows lie, held to arrays whose elements are their rows
-
-
-def marked(layout: Layout, rows: int) -> np.ndarray:
-    """An array of the layout whose elements are their rows; 0 without rows."""
-    shape = [axis.before * (rows if axis.rows else 1) * axis.after for axis in layout.axes]
-    result = np.zeros(shape, np.int64)
-    for number, axis in enumerate(layout.axes):
-        if axis.rows:
-            along = np.arange(shape[number]) // axis.after % rows
-            result += along.reshape([-1 if n == number else 1 for n in range(len(shape))])
-    return result
-
-
-T = 7
-"""Rows; no other size in these tests is a multiple of it."""
-
-AXES = st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=4)
-
-
-def on_one_axis(marks: np.ndarray) -> bool:
-    """Whether the row that a number belongs to depends on its place along a single axis."""
-    return any(
-        (
-            marks
-            == marks[tuple(slice(None) if n == axis else slice(0, 1) for n in range(marks.ndim))]
-        ).all()
-        for axis in range(marks.ndim)
-    )
-
-
-def split_of(numbers: int, draw: st.DataObject) -> list[int]:
-    """Sizes whose product is `numbers`."""
-    sizes = []
-    while draw.draw(st.booleans()):
-        size = draw.draw(st.sampled_from([n for n in range(1, numbers + 1) if numbers % n == 0]))
-        sizes.append(size)
-        numbers //= size
-    return [*sizes, numbers]
-
-
-@st.composite
-def with_rows(draw: st.DrawFn) -> Layout:
-    axes = [Axis(size) for size in draw(AXES)]
-    before, after = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 3]))
-    axes.insert(draw(st.integers(0, len(axes))), Axis(before, True, after))
-    return Layout(tuple(axes))
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-@given(layout=with_rows(), data=st.data())
-def test_a_reshape_is_tracked_if_rows_stay_on_one_axis(
-    fixed: bool, layout: Layout, data: st.DataObject
-):
-    marks = marked(layout, T)
-    shape = split_of(marks.size, data)
-    found = marks.reshape(shape)
-    declared = [size if fixed or size % T else None for size in shape]
-    try:
-        made = reshape(layout, tuple(declared), T if fixed else None)
-    except RowsMixed:
-        assert not on_one_axis(found)
-    else:
-        np.testing.assert_array_equal(marked(made, T), found)
+# --- layouts
 
 
 HEADS, DIM = Axis(4), Axis(16)

@@ -16,10 +16,10 @@ from paceline.models import QUIET
 from paceline.storage.report import Report
 from paceline_coreml import compute_plan, probe
 from paceline_coreml.compute_plan import ComputePlan, PlannedOp
-from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import open_model
 from paceline_coreml.conversion.layers import Attention
 from paceline_coreml.conversion.source import Source
+from paceline_coreml.options import ConversionOptions
 from paceline_coreml.probe import ProbeOptions, parse_shape, probe_layer, probe_shape, run_gates
 from support.coreml import tiny_source
 from support.coreml_checkpoints import tiny_checkpoint
@@ -31,7 +31,8 @@ __all__ = ["mac"]
 pytestmark = pytest.mark.coreml
 
 SHAPE = "d=32,heads=2,kv=1,dh=32,ff=48,T=4,S=32"
-OPTIONS = ProbeOptions("int8", QUIET)
+OPTIONS = ProbeOptions(QUIET)
+RECIPE = ConversionOptions()
 ROWS_PASSED = {"rules": True, "residency": None, "rows": True}
 PASSED = {**ROWS_PASSED, "graph": True, "format": True, "weights": None}
 
@@ -79,7 +80,7 @@ def test_a_model_layer_is_compared_with_transformers(source: Source, layer: int)
 def test_a_layer_with_convolution_states_and_experts_is_probed(tmp_path: Path):
     source = tiny_source(tmp_path, tiny_checkpoint(tmp_path / "zaya", "zaya"))
     model = open_model(source, ConversionOptions(slots=64, weights="f16"))
-    probed = probe_layer(source, model, 1, 4, OPTIONS._replace(weights="f16"))
+    probed = probe_layer(source, model, 1, 4, OPTIONS)
     assert set(results(probed).values()) == {True, None}
 
 
@@ -87,13 +88,13 @@ def test_a_layer_off_the_neural_engine_or_failing_in_core_ml_fails_its_check(
     mac: FakeMac, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(compute_plan, "record", planned("cpu"))
-    probed = probe_shape(parse_shape(SHAPE), OPTIONS)
+    probed = probe_shape(parse_shape(SHAPE), RECIPE, OPTIONS)
     assert results(probed) == {"rules": True, "residency": False}
     assert not probed.passed
     assert mac.calls == []
     monkeypatch.setattr(compute_plan, "record", planned("neural-engine"))
     mac.fails = lambda _: mac.calls[-1] == LOAD
-    probed = probe_shape(parse_shape(SHAPE), OPTIONS)
+    probed = probe_shape(parse_shape(SHAPE), RECIPE, OPTIONS)
     assert results(probed) == {"rules": True, "residency": True, "runs": False}
     assert REASON.rstrip(".") in probed.text
 
@@ -105,7 +106,7 @@ def test_rows_that_depend_on_their_forward_pass_are_not_exact(monkeypatch: pytes
 
     run_package = probe.run_package
     monkeypatch.setattr(probe, "run_package", run)
-    assert results(probe_shape(parse_shape(SHAPE), OPTIONS))["rows"] is False
+    assert results(probe_shape(parse_shape(SHAPE), RECIPE, OPTIONS))["rows"] is False
 
 
 def test_swapped_heads_differ_from_the_reference(source: Source, monkeypatch: pytest.MonkeyPatch):
@@ -161,7 +162,7 @@ def test_gates_probe_a_shape_and_each_layer_kind_until_one_fails(
         probed.append(probe)
         return Report({}, passed=len(probed) - 1 != failing)
 
-    monkeypatch.setattr(probe, "probe_shape", lambda shape, _: stub(shape.T))
+    monkeypatch.setattr(probe, "probe_shape", lambda shape, *_: stub(shape.T))
     monkeypatch.setattr(probe, "probe_layer", lambda _, __, layer, rows, ___: stub((layer, rows)))
     checkpoint = TinyModel("lfm2", tmp_path / "checkpoint").folder
     source = tiny_source(tmp_path, checkpoint)

@@ -14,8 +14,8 @@ import pytest
 from paceline.drafters import HeadFacts, read_facts, shipped
 from paceline.errors import ModelError
 from paceline_mlx.heads.config import Llama3Rope
+from paceline_mlx.heads.dflash.checkpoint import read_config as read_block
 from paceline_mlx.heads.dflash.checkpoint import read_tensors
-from paceline_mlx.heads.dflash.config_file import read_config as read_block
 from paceline_mlx.heads.mtp import qwen3_5, read_config
 from support.dflash import LEFT_OUT, tiny_config, write_checkpoint, write_config
 from support.errors import raises

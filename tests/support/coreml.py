@@ -78,8 +78,8 @@ def tiny_artifact(folder: Path, **options: Any) -> Path:
 
 def convert_source(source: Any, out: Path, **settings: Any) -> Path:
     """Return its artifact: flexible, unless static functions are requested."""
-    from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import convert
+    from paceline_coreml.options import ConversionOptions
 
     if "functions" not in settings:
         settings = FLEXIBLE | settings

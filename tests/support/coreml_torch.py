@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from paceline_coreml.conversion.family import Family
-from paceline_coreml.conversion.torch_model import torch_inputs
+from paceline_coreml.conversion.shards import layer_inputs
 from paceline_coreml.engine.inputs import CallInputs
 
 
@@ -41,7 +41,8 @@ class TorchModel:
         width, rows, shape = width or len(tokens), len(tokens), self._shape
         conv_slots = self._rows + shape.lags if shape.lags else 0
         inputs = CallInputs(width, *self._tables, conv_slots=conv_slots, lags=shape.lags)
-        call = torch_inputs(inputs.for_rows(self.length, rows))
+        arrays = inputs.for_rows(self.length, rows)
+        call = layer_inputs({name: torch.from_numpy(array) for name, array in arrays.items()})
         stream = torch.zeros(1, shape.stream_size, width, 1)
         stream[0, : shape.hidden_size, :rows, 0] = self._embeddings[list(tokens)].T
         streams = []

@@ -78,9 +78,9 @@ def _packed(name: str, request: pytest.FixtureRequest) -> Engine:
 
 
 def _coreml(folders: pytest.TempPathFactory) -> Engine:
-    from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import convert
     from paceline_coreml.engine.engine import CoreMlEngine
+    from paceline_coreml.options import ConversionOptions
 
     folder = folders.mktemp("coreml")
     # Most blocks are one call, some are two or more.

@@ -2,9 +2,9 @@
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from paceline.errors import InvalidRequest, MissingExtra, pip_install
 
@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     from paceline.models import ModelFiles
 
 Artifact = Annotated[str, Argument(help="folder created by convert, or NAME@coreml")]
-Weights = Literal["int8", "int4", "f16", "int8-per-tensor"]
-Stateless = Annotated[
-    bool | None, Option("--stateless", help="pass keys and values as inputs and outputs")
-]
-
-_SLOTS = 2048
-"""Default context length, unless the model's own is shorter."""
 
 
 def open_artifact(name: str, expected: str = "a Core ML model") -> "ModelFiles":
@@ -49,14 +42,3 @@ def check_tools(temporary: Path | None) -> None:
         raise MissingExtra(
             f"this needs {', '.join(missing)}; install them with: {pip_install('coreml')}"
         )
-
-
-def slots_of(name: str, context: int, chosen: int | None) -> int:
-    """Return the KV cache slots for a model with this context: `chosen`, or the default.
-
-    Raises InvalidRequest if there are more slots than the context length.
-    """
-    slots = chosen or min(_SLOTS, context)
-    if slots > context:
-        raise InvalidRequest(f"slots is {slots}; the context length of {name} is {context}")
-    return slots

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,55 +10,11 @@ from typer import Argument, Option
 from paceline.cli import declare
 from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import Output, command
-from paceline.options import IntRange
-from paceline_coreml.cli.arguments import Stateless, Weights, check_tools, slots_of
+from paceline_coreml.cli.arguments import check_tools
+from paceline_coreml.options import ConversionOptions
 
 if TYPE_CHECKING:
     from paceline_coreml.engine.artifact import Artifact
-
-
-@dataclass(frozen=True, slots=True)
-class ConversionArguments:
-    """The fields of `ConversionOptions`; None where an option was not given."""
-
-    rows: Annotated[int | None, declare.count(help="maximum rows per pass; default: 8")] = None
-    functions: Annotated[
-        Any | None,
-        Option(
-            parser=declare.IntList(declare.COUNT),
-            metavar="T,T",
-            help="create static functions for these numbers of rows; the largest is for prompts",
-        ),
-    ] = None
-    flexible: Annotated[
-        bool | None,
-        Option("--flexible", help="create one function for up to --rows rows; default: 4"),
-    ] = None
-    stateless: Stateless = None
-    slots: Annotated[
-        int | None, declare.count(help="context length; default: 2048, or the model's own")
-    ] = None
-    topology: Annotated[str | None, Option(help="layers per package, such as 20+4+6+2")] = None
-    megabytes: Annotated[
-        int | None, declare.count(help="maximum MiB per package of layers; default: 1500")
-    ] = None
-    head_rows: Annotated[
-        int | None, declare.count(help="maximum tokens per package of the head; default: 16384")
-    ] = None
-    taps: Annotated[
-        Any | None,
-        Option(
-            parser=declare.IntList(IntRange(0), "all"),
-            metavar="N,N",
-            help="layers to tap, or all",
-        ),
-    ] = None
-    routing: Annotated[
-        str | None, Option(help="expert routing, if the family supports several: top-1 or soft")
-    ] = None
-    keep: Annotated[
-        list[str] | None, Option(metavar="PATTERN", help="weights to keep in f16; repeatable")
-    ] = None
 
 
 @command(
@@ -75,7 +30,6 @@ def convert(
         Literal["coreml"],
         Option(help="format; other engines run a GGUF file, or safetensors with --engine mlx"),
     ],
-    weights: Weights = "int8",
     folder: Annotated[
         Path | None, declare.folder("--output", help="folder to create; default: in the cache")
     ] = None,
@@ -87,7 +41,7 @@ def convert(
     gate: Annotated[
         bool, Option("--gate", help="probe single layers first; stop if a probe fails")
     ] = False,
-    conversion: ConversionArguments,
+    conversion: ConversionOptions,
     output: Output,
 ) -> int:
     """Convert a model for the engine coreml, once (needs the extra coreml)."""
@@ -95,36 +49,23 @@ def convert(
     from paceline.models import CORE_ML_SUFFIX, core_ml_folder
     from paceline.storage.files import megabytes
     from paceline.storage.report import Report
-    from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import convert as make
     from paceline_coreml.conversion.scratch import scratch
     from paceline_coreml.conversion.source import open_source
     from paceline_coreml.probe import ProbeOptions, run_gates
 
     progress = progress_of(output)
-    given = {"weights": weights, **asdict(conversion)}
-    options: dict[str, Any] = {
-        name: tuple(value) if name == "keep" else value
-        for name, value in given.items()
-        if value is not None
-    }
-    ConversionOptions(**options)  # validated before any download
     made = folder or core_ml_folder(source)
     with scratch(temporary) as work:
         opened = open_source(source, work, progress, target)
-        options["slots"] = slots_of(opened.name, opened.facts.context_length, conversion.slots)
-        recipe = ConversionOptions(**options)
-        gates: list[Report] = []
-        if gate:
-            probing = ProbeOptions(weights, progress, stateless=recipe.stateless)
-            gates = run_gates(opened, recipe, probing)
+        gates = run_gates(opened, conversion, ProbeOptions(progress)) if gate else []
         about = {"gates": [one.value for one in gates]} if gate else {}
         checked = "".join(f"{one.text}\n" for one in gates)
         if gates and not gates[-1].passed:
             value = {"name": opened.name, "folder": None, **about}
             text = f"{checked}nothing was converted"
             return print_report(Report(value, passed=False, text=text), output)
-        artifact = make(opened, made, recipe, progress=progress)
+        artifact = make(opened, made, conversion, progress=progress)
     name = str(folder) if folder else opened.name + CORE_ML_SUFFIX
     packages = list(_packages(artifact))
     value = {

@@ -10,14 +10,8 @@ from paceline.cli.console import print_report, progress_of
 from paceline.cli.options import ComputeUnits, Output, command, group
 from paceline.errors import InvalidRequest
 from paceline.options import FloatRange, IntRange
-from paceline_coreml.cli.arguments import (
-    Artifact,
-    Stateless,
-    Weights,
-    check_tools,
-    open_artifact,
-    slots_of,
-)
+from paceline_coreml.cli.arguments import Artifact, check_tools, open_artifact
+from paceline_coreml.options import ConversionOptions, Stateless, Weights
 
 app = group("Check Core ML models.")
 
@@ -94,7 +88,7 @@ def probe(
         int | None, declare.count(help="context length; default: 2048, or the model's own")
     ] = None,
     weights: Weights = "int8",
-    stateless: Stateless = None,
+    stateless: Stateless = False,
     units: Annotated[ComputeUnits, Option(help="compute units")] = "cpu-and-ne",
     temporary: Annotated[Path | None, declare.folder(help="folder for building packages")] = None,
     output: Output,
@@ -103,25 +97,23 @@ def probe(
     if shape is not None and (rows, slots, layer) != (None, None, 0):
         raise InvalidRequest("--shape has its own T and S; remove --rows, --slots and --layer")
     check_tools(temporary)
-    from paceline_coreml.conversion.conversion_options import ConversionOptions
     from paceline_coreml.conversion.convert import open_model
     from paceline_coreml.conversion.scratch import scratch
     from paceline_coreml.conversion.source import open_source
     from paceline_coreml.probe import ProbeOptions, parse_shape, probe_layer, probe_shape
 
     progress = progress_of(output)
-    options = ProbeOptions(weights, progress, units, stateless=bool(stateless))
+    probing = ProbeOptions(progress, units)
+    recipe = ConversionOptions(weights, rows=rows, slots=slots, stateless=stateless)
     if model is None and shape is not None:
         with scratch(temporary):
-            return print_report(probe_shape(parse_shape(shape), options), output)
+            return print_report(probe_shape(parse_shape(shape), recipe, probing), output)
     if model is None or shape is not None:
         raise InvalidRequest("probe needs either a model or --shape; pass one of the two")
     with scratch(temporary) as work:
         source = open_source(model, work, progress)
-        fitting = slots_of(source.name, source.facts.context_length, slots)
-        recipe = ConversionOptions(weights, rows=rows or 0, slots=fitting)
         opened = open_model(source, recipe)
-        probed = probe_layer(source, opened, layer, opened.options.rows, options)
+        probed = probe_layer(source, opened, layer, opened.options.rows, probing)
     return print_report(probed, output)
 
 

@@ -4,10 +4,11 @@ Matrices that mlx-lm quantized are dequantized on access.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +20,6 @@ from paceline_coreml.conversion.mlx_format import FLOATS, Packing, Stored, dequa
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 _ONE_FILE = "model.safetensors"
-
-
-class CheckpointFolder(NamedTuple):
-    """The config and tensors of a folder, for `Family`."""
-
-    config: Any
-    weights: "FolderTensors"
 
 
 class MissingTensor(ModelError, KeyError):
@@ -57,6 +51,11 @@ class FolderTensors(Mapping[str, Tensor]):
         """True if transformers cannot load it: quantized, or with other shapes of convolutions."""
         shapes = ((self._header(name), shape) for name, shape in self._shapes.items())
         return self.quantized or any(found and found.shape != shape for found, shape in shapes)
+
+    @property
+    def weights(self) -> int:
+        """The number of weights that `expect` was called for."""
+        return sum(map(math.prod, self._shapes.values()))
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check the stored tensors against their shapes by name. Raises ModelError.
@@ -157,8 +156,8 @@ def _parts(name: str) -> tuple[str, str, str]:
     return name, f"{stem}scales", f"{stem}biases"
 
 
-def read_checkpoint(folder: Path) -> CheckpointFolder:
-    """Open a checkpoint folder.
+def read_checkpoint(folder: Path) -> tuple[Any, FolderTensors]:
+    """Return transformers' config of a checkpoint folder, and its tensors.
 
     Raises ModelError if it has no config.json that transformers accepts, or no tensors.
     """
@@ -171,7 +170,7 @@ def read_checkpoint(folder: Path) -> CheckpointFolder:
     found = getattr(config, "quantization_config", None)
     if isinstance(found, dict) and "quant_method" not in found:  # mlx-lm's; transformers rejects it
         del config.quantization_config
-    return CheckpointFolder(config, FolderTensors(folder))
+    return config, FolderTensors(folder)
 
 
 @contextlib.contextmanager

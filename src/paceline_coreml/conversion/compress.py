@@ -11,8 +11,6 @@ from typing import Any
 
 from paceline.errors import InvalidRequest
 
-FORMS = ("int8", "int8-per-tensor", "int4", "f16")
-
 _GROUP = 32
 """Channels that share a lookup table with 16 entries, for int4."""
 
@@ -26,21 +24,15 @@ def compress(
     keep: Sequence[str] = (),
     weights: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
-    """Return the model with its weights in a format of `FORMS`.
+    """Return coremltools' ML program with its weights in a format of `Weights`.
 
-    Args:
-        model: coremltools' ML program.
-        form: one of `FORMS`.
-        keep: patterns of module names whose weights stay float16: `layers.0.*`, `*.down`, `head`.
-        weights: name of each weight in the layers -> its number of elements.
+    Those of modules that match a pattern of `keep` stay float16: `layers.0.*`, `*.down`, `head`.
+    `weights` has the name of each weight in the layers -> its number of elements.
 
-    Raises:
-        InvalidRequest: the format is unknown, or a weight to keep was merged with another.
+    Raises InvalidRequest if a weight to keep was merged with another.
     """
     import coremltools.optimize.coreml as optimize
 
-    if form not in FORMS:
-        raise InvalidRequest(f"weights is {form!r}; expected one of {', '.join(FORMS)}")
     kept = kept_weights(model, keep, weights)
     if form == "f16":
         return model
@@ -64,9 +56,8 @@ def compress(
     config = optimize.OptimizationConfig(
         global_config=op_config, op_name_configs=dict.fromkeys(kept, None)
     )
-    with warnings.catch_warnings():
-        # coremltools divides a row of zeros by its scale, which is 0, and rounds the NaN to 0.
-        warnings.simplefilter("ignore")
+    # coremltools divides a row of zeros by its scale, which is 0, and rounds the NaN to 0.
+    with warnings.catch_warnings(action="ignore"):
         return shrink(model, config)
 
 

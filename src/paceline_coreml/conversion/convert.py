@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +23,6 @@ from paceline.storage.manifest import MANIFEST, FileRecord, remember
 from paceline.system.machine import memory_bytes
 from paceline_coreml.conversion.checkpoint import damage_reported
 from paceline_coreml.conversion.compress import check_patterns, compress
-from paceline_coreml.conversion.conversion_options import (
-    BYTES_PER_WEIGHT,
-    ConversionOptions,
-    with_defaults,
-)
 from paceline_coreml.conversion.families import open_family
 from paceline_coreml.conversion.families.dflash import open_drafter
 from paceline_coreml.conversion.family import Family
@@ -37,10 +32,10 @@ from paceline_coreml.conversion.shards import (
     convert_head,
     convert_layers,
     input_shapes,
+    state_shapes,
     static_functions,
 )
 from paceline_coreml.conversion.source import Source
-from paceline_coreml.conversion.stateless import state_shapes
 from paceline_coreml.conversion.topology import (
     LayerSize,
     Span,
@@ -56,9 +51,17 @@ from paceline_coreml.engine.artifact import (
     Artifact,
     read_artifact,
 )
+from paceline_coreml.options import (
+    BYTES_PER_WEIGHT,
+    ConversionOptions,
+    with_defaults,
+)
 
 CONV_SLOTS = 64
 """Minimum rows of a convolution state: with 2 lags, a block can roll back by up to 62 rows."""
+
+_SLOTS = 2048
+"""Default context length, unless the model's own is shorter."""
 
 _SLOTS_UNIT = 32
 """Divisor of all state sizes (coremltools issue 2631)."""
@@ -73,13 +76,7 @@ def convert(
     *,
     progress: Progress,
 ) -> Artifact:
-    """Create the artifact in the folder `out`, or resume an interrupted conversion.
-
-    Args:
-        source: the model.
-        out: a new folder, or one with the same conversion, complete or not.
-        options: the conversion's options.
-        progress: reports finished packages.
+    """Create the artifact in a new folder `out`, or resume the same conversion there.
 
     Raises:
         ModelError: the checkpoint cannot be read, or its family or format is not supported.
@@ -115,7 +112,7 @@ def convert(
                     _make(part, model, out)
                 on(done + 1)
         np.save(out / EMBEDDINGS, family.embeddings().numpy().astype(np.float16))
-        np.save(out / ROTARY, np.stack(family.rope_tables()))
+        np.save(out / ROTARY, family.rope_tables())
         shutil.copyfile(source.tokenizer, out / TOKENIZER)
         settings = source.tokenizer.with_name(GENERATION)
         if settings.is_file():
@@ -135,7 +132,16 @@ class OpenModel(NamedTuple):
 
 
 def open_model(source: Source, options: ConversionOptions) -> OpenModel:
-    """Open a model, and choose the sizes for its conversion."""
+    """Open a model, and choose the sizes for its conversion.
+
+    Raises InvalidRequest if there are more slots than the model's context length.
+    """
+    context = source.facts.context_length
+    if options.slots > context:
+        raise InvalidRequest(
+            f"slots is {options.slots}; the context length of {source.name} is {context}"
+        )
+    options = replace(options, slots=options.slots or min(_SLOTS, context))
     if source.target is not None:
         drafter, options = open_drafter(source.checkpoint, source.target, options)
         slots = options.slots + options.rows // 2  # the block has its own slots
@@ -308,7 +314,7 @@ def _build(part: _Part, model: OpenModel, work: Path) -> Path:
 def _describe(
     out: Path, about: Mapping[str, Any], model: OpenModel, parts: Sequence[_Part]
 ) -> None:
-    shape, options = model.family.shape, model.options
+    options = model.options
     names = sorted(
         path.relative_to(out).as_posix()
         for path in out.rglob("*")
@@ -319,21 +325,8 @@ def _describe(
         "kind": KIND,
         "version": VERSION,
         **about,
-        "family": shape.family,
-        "task": shape.task,
-        "labels": list(shape.labels),
-        "reach": shape.window,
-        "layers": shape.layers,
-        "hidden_size": shape.hidden_size,
-        "stream_size": shape.stream_size,
-        "vocab_size": shape.vocab_size,
-        "slots": options.slots,
-        "rows": options.rows,
-        "functions": list(options.functions),
-        "ring": model.sizes.conv_slots if shape.lags else 0,
-        "lags": shape.lags,
+        **artifact_sizes(model.family, options, model.sizes.conv_slots),
         "weights": {"form": options.weights, "float16": list(options.keep)},
-        "drafts": shape.drafts and asdict(shape.drafts),
         "layer_shards": [part.entry() for part in parts if part.taps is not None],
         "head_shards": [part.entry() for part in parts if part.taps is None],
         "fingerprint": fingerprint_of({name: file.sha256 for name, file in files.items()}),
@@ -341,3 +334,24 @@ def _describe(
     }
     write_json(out / MANIFEST, value)
     remember(out, files)
+
+
+def artifact_sizes(family: Family, options: ConversionOptions, conv_slots: int) -> dict[str, Any]:
+    """Return the fields of an `Artifact` that describe the model and its forward passes."""
+    shape = family.shape
+    return {
+        "family": shape.family,
+        "task": shape.task,
+        "labels": shape.labels,
+        "reach": shape.window,
+        "layers": shape.layers,
+        "hidden_size": shape.hidden_size,
+        "stream_size": shape.stream_size,
+        "vocab_size": shape.vocab_size,
+        "slots": options.slots,
+        "rows": options.rows,
+        "functions": options.functions,
+        "ring": conv_slots if shape.lags else 0,
+        "lags": shape.lags,
+        "drafts": shape.drafts and asdict(shape.drafts),
+    }

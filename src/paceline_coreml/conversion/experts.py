@@ -75,7 +75,9 @@ class Experts(nn.Module):
         self._chunks = [slice(at, min(at + chunk, experts)) for at in range(0, experts, chunk)]
         self.gates = nn.ModuleList(_concatenated(gate, chosen) for chosen in self._chunks)
         self.ups = nn.ModuleList(_concatenated(up, chosen) for chosen in self._chunks)
-        self.downs = nn.ModuleList(_summed(down, chosen) for chosen in self._chunks)
+        self.downs = nn.ModuleList(
+            projection(down.weight[chosen].transpose(0, 1).flatten(1)) for chosen in self._chunks
+        )
         # The routing weights also multiply each expert's bias, [d, experts].
         self.down_bias = None if down.bias is None else projection(down.bias.T)
         self._activation = activation
@@ -97,8 +99,3 @@ def _concatenated(stack: Stack, chosen: slice) -> nn.Conv2d:
     """Concatenate the outputs of a chunk's experts: [d] -> [count * ff]."""
     bias = None if stack.bias is None else stack.bias[chosen].flatten()
     return projection(stack.weight[chosen].flatten(0, 1), bias)
-
-
-def _summed(stack: Stack, chosen: slice) -> nn.Conv2d:
-    """Sum the outputs of a chunk's experts: [count * ff] -> [d]."""
-    return projection(stack.weight[chosen].transpose(0, 1).flatten(1))

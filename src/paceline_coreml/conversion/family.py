@@ -9,7 +9,8 @@ router's state) appends channels.
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from importlib import import_module
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +18,9 @@ from torch import Tensor, nn
 
 from paceline_coreml.conversion.checkpoint import Prefixed
 from paceline_coreml.conversion.layers import RMSNorm
-from paceline_coreml.engine.artifact import Drafts
+from paceline_coreml.engine.artifact import Drafts, Task
 
 Floats = npt.NDArray[np.float32]
-
-Task = Literal["causal-lm", "token-classification", "draft"]
-"""For "draft", half of the rows are the drafter's block; see `families/dflash.py`.
-
-A token classifier gets whole texts: its layers have no states, its attention is bidirectional,
-and its `mask` is [1, 1, T, T]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +37,10 @@ class Shape:
     lags: int = 0
     """Previous rows that a convolution reads; 0 without convolutions."""
     task: Task = "causal-lm"
+    """For "draft", half of the rows are the drafter's block; see `families/dflash.py`.
+
+    A token classifier gets whole texts: its layers have no states, its attention is bidirectional,
+    and its `mask` is [1, 1, T, T]."""
     window: int = 0
     """For a classifier: tokens that attention reaches on either side."""
     labels: tuple[str, ...] = ()
@@ -52,24 +51,24 @@ class Shape:
     """For a drafter: the target's taps and sizes."""
 
 
-class RopeTables(NamedTuple):
-    """The rotary cosines and sines, [positions, r] float32, times the attention scaling."""
+def rotary_of(config: Any) -> Any:
+    """Return transformers' rotary embedding for a config."""
+    kind = config.model_type
+    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    (embedding,) = (one for name, one in vars(module).items() if name.endswith("RotaryEmbedding"))
+    return embedding(config)
 
-    cos: Floats
-    sin: Floats
 
+def make_rope_tables(embedding: Any, positions: int) -> Floats:
+    """Compute the tables of a transformers rotary embedding, [2, positions, r].
 
-def make_rope_tables(embedding: Any, positions: int) -> RopeTables:
-    """Compute the tables of a transformers rotary embedding for `positions`.
-
-    `embedding` has `inv_freq` [r] and `attention_scaling`, a factor of cosines and sines. Angles
+    They are cosines and sines times `attention_scaling`, for the frequencies `inv_freq` [r]. Angles
     are computed in float64, because float32 is off by 1e-4 at positions above 2,000.
     """
     frequencies = embedding.inv_freq.double().numpy()
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-    cos, sin = np.cos(angles), np.sin(angles)
     factor = float(embedding.attention_scaling)
-    return RopeTables((cos * factor).astype(np.float32), (sin * factor).astype(np.float32))
+    return (np.stack([np.cos(angles), np.sin(angles)]) * factor).astype(np.float32)
 
 
 class Family:
@@ -89,15 +88,8 @@ class Family:
     ) -> None:
         """Store everything needed to build layers.
 
-        Args:
-            config: transformers' config object.
-            weights: the checkpoint's tensors by name, in float32.
-            slots: KV cache slots, the context length.
-            layer: builds a layer from its index and its own tensors.
-            rotary: transformers' rotary embedding for the config.
-            norm: name of the final norm's weight.
-            eps: epsilon of that norm.
-            lags: see `Shape`.
+        `config` and `rotary` (the rotary embedding) are transformers'. `layer` builds a layer from
+        its index and its own tensors. `norm` and `eps` are those of the final norm.
         """
         self.shape = Shape(
             family=config.model_type,
@@ -139,6 +131,6 @@ class Family:
         """Return the head's weights [vocab, hidden_size], or None for a token classifier."""
         return self.embeddings() if self._tied else self._weights["lm_head.weight"]
 
-    def rope_tables(self) -> RopeTables:
-        """Compute rotary tables for `slots` positions."""
+    def rope_tables(self) -> Floats:
+        """Compute rotary cosines and sines for `slots` positions, [2, slots, r]."""
         return make_rope_tables(self._rotary, self._slots)

@@ -4,21 +4,19 @@ This file defines the inputs and outputs of shards for `paceline_coreml.engine`.
 family, and depends on neither folders nor manifests.
 """
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline_coreml.conversion.family import Family
-from paceline_coreml.conversion.layers import projection
-from paceline_coreml.conversion.stateless import OutsideStates
-from paceline_coreml.conversion.torch_model import layer_inputs
+from paceline_coreml.conversion.layers import LayerInputs, projection
+from paceline_coreml.engine.packages import state_input, state_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class ShardSizes:
     flexible: bool = True
     """True if T is 1 to `rows`; False if it is always `rows`."""
     stateless: bool = False
-    """True if states are inputs and outputs; see `stateless`."""
+    """True if states are inputs and outputs; see `OutsideStates`."""
 
     def axis(self) -> Any:
         import coremltools as ct
@@ -40,6 +38,56 @@ class ShardSizes:
         if not self.flexible:
             return self.rows
         return ct.RangeDim(lower_bound=1, upper_bound=self.rows, default=1)
+
+
+class _Place(NamedTuple):
+    owner: nn.Module
+    attribute: str
+    name: str
+    shape: tuple[int, ...]
+
+
+def _program_name(buffer: str) -> str:
+    return buffer.replace(".", "_")
+
+
+def state_shapes(layer: nn.Module, index: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the states of layer `index`, by name in the program."""
+    buffers = layer.named_buffers(f"layers.{index}")
+    return {_program_name(name): tuple(buffer.shape) for name, buffer in buffers}
+
+
+class OutsideStates:
+    """The states of a module, removed from it: `load` before a pass, and `stored` after it.
+
+    A state N is then an input `N_in` and an output `N_out`, which the engine passes to the next
+    forward pass (`engine.packages.StatelessPackage`), for machines where states leave the Neural
+    Engine. `write_state` assigns states that are not buffers, so nothing is written in place.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places = [
+            _Place(owner, attribute, _program_name(f"{path}.{attribute}"), tuple(buffer.shape))
+            for path, owner in module.named_modules()
+            for attribute, buffer in list(owner.named_buffers(recurse=False))
+        ]
+        for place in self._places:
+            delattr(place.owner, place.attribute)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {state_input(place.name): place.shape for place in self._places}
+
+    @property
+    def outputs(self) -> list[str]:
+        return [state_output(place.name) for place in self._places]
+
+    def load(self, states: Sequence[Tensor]) -> None:
+        for place, state in zip(self._places, states, strict=True):
+            setattr(place.owner, place.attribute, state)
+
+    def stored(self) -> list[Tensor]:
+        return [getattr(place.owner, place.attribute) for place in self._places]
 
 
 class Layers(nn.Module):
@@ -88,6 +136,21 @@ class Head(nn.Module):
         return logits
 
 
+def layer_inputs(inputs: Mapping[str, Tensor]) -> LayerInputs:
+    return LayerInputs(
+        inputs["rope_cos"],
+        inputs["rope_sin"],
+        inputs["attn_mask"],
+        inputs.get("kv_write_mask", _NO_SLOTS),
+        inputs.get("window_write"),
+        inputs.get("window_read"),
+    )
+
+
+_NO_SLOTS = torch.zeros(1, 1, 0, 0)
+"""A token classifier has no KV cache."""
+
+
 def inner_taps(taps: Sequence[int], end: int) -> list[int]:
     """Return the tapped layers with an output of their own; see `Shard.output`."""
     return [tap for tap in taps if tap != end - 1]
@@ -110,7 +173,7 @@ def static_functions(
 
     program = ct.models.MLModel(str(package), skip_model_load=True)
     functions = {f"t{rows}": dict(sizes) for rows, sizes in shapes.items()}
-    with _quiet():
+    with warnings.catch_warnings(action="ignore"):
         materialize_dynamic_shape_mlmodel(program, functions, str(out))
     _drop_function(out, "main", default=next(iter(functions)))
 
@@ -133,7 +196,7 @@ def input_shapes(
     family: Family, sizes: ShardSizes, rows: Any, start: int = 0
 ) -> dict[str, tuple[Any, ...]]:
     """Return the input shapes of layers from `start`; `rows` is a number or coremltools' range."""
-    half = family.rope_tables().cos.shape[1]
+    half = family.rope_tables().shape[2]
     lags = family.shape.lags
     # Attention reads the KV cache, or the rows of whole texts.
     keys = rows if family.shape.task == "token-classification" else sizes.slots
@@ -160,15 +223,15 @@ def convert_layers(
 
     module = Layers(family, start, end, taps, stateless=sizes.stateless).eval()
     outside = module.outside
-    state_shapes = {} if outside is None else outside.shapes
+    outside_shapes = {} if outside is None else outside.shapes
     states = [
         ct.StateType(ct.TensorType(shape=buffer.shape, dtype=np.float16), name=name)
         for name, buffer in module.named_buffers()
     ]
     return _converted(
         module,
-        {**input_shapes(family, sizes, sizes.rows, start), **state_shapes},
-        {**input_shapes(family, sizes, sizes.axis(), start), **state_shapes},
+        {**input_shapes(family, sizes, sizes.rows, start), **outside_shapes},
+        {**input_shapes(family, sizes, sizes.axis(), start), **outside_shapes},
         outputs=[
             "out_hidden",
             *(f"tap_{tap}" for tap in inner_taps(taps, end)),
@@ -204,7 +267,7 @@ def _converted(
     import coremltools as ct
 
     example = tuple(torch.zeros(shape) for shape in traced_with.values())
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         # Trace with the maximum rows: with one row, the trace would treat the axis as constant.
         traced = torch.jit.trace(module, example, check_trace=False)
         return ct.convert(
@@ -221,10 +284,3 @@ def _converted(
             compute_units=ct.ComputeUnit.CPU_AND_NE,
             skip_model_load=True,
         )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -42,13 +42,9 @@ class Source(NamedTuple):
 
 
 def open_source(name: str, work: Path, progress: Progress, target: str | None = None) -> Source:
-    """Open the source `name`.
+    """Open the source `name` (see `open_origin`); a drafter needs the name of its `target`.
 
-    Args:
-        name: see `open_origin`.
-        work: folder for downloads and converted weights; keep it while the source is in use.
-        progress: reports long operations.
-        target: the name of the target, if the source is a drafter.
+    Keep the folder `work`, for downloads and converted weights, while the source is in use.
 
     Raises:
         InvalidRequest: it is a drafter, and `target` is missing.

@@ -4,20 +4,38 @@ The inputs are from the engine's `CallInputs`; the states are the layers' buffer
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import nn
 
 from paceline_coreml.conversion.family import Family
-from paceline_coreml.conversion.layers import LayerInputs
+from paceline_coreml.conversion.shards import Layers
+from paceline_coreml.engine.call import run_package
 from paceline_coreml.engine.inputs import CallInputs
 
 Floats = npt.NDArray[np.float32]
 
 
-@torch.no_grad()
+class TorchPackage:
+    """A module of a shard as a `Package`, which supports one state at a time."""
+
+    def __init__(self, module: nn.Module, output: str) -> None:
+        self._module, self._output = module.eval(), output
+
+    def make_state(self) -> None:
+        for state in self._module.buffers():
+            state.zero_()
+
+    @torch.no_grad()
+    def predict(self, data: Mapping[str, Floats], state: Any = None) -> dict[str, Floats]:
+        del state
+        inputs = [torch.from_numpy(np.ascontiguousarray(value)) for value in data.values()]
+        return {self._output: self._module(*inputs).numpy()}
+
+
 def run_layers(
     family: Family, layers: range, stream: Floats, *, conv_slots: int, rows: int
 ) -> Floats:
@@ -27,33 +45,8 @@ def run_layers(
     """
     lags, tables = family.shape.lags, family.rope_tables()
     for index in layers:
-        layer = family.layer(index).eval()
+        module = Layers(family, index, index + 1, (), stateless=False)
         inputs = CallInputs(rows, *tables, conv_slots=conv_slots if lags else 0, lags=lags)
-        blocks = []
-        for start in range(0, len(stream), rows):
-            count = min(rows, len(stream) - start)
-            block = torch.zeros(1, stream.shape[1], rows, 1)
-            block[0, :, :count, 0] = torch.from_numpy(stream[start : start + count].T)
-            out = layer(block, torch_inputs(inputs.for_rows(start, count)))
-            blocks.append(out[0, :, :count, 0].T.numpy())
-        stream = np.concatenate(blocks)
+        package = TorchPackage(module, "out_hidden")
+        stream = run_package(package, stream, rows, inputs)["out_hidden"]
     return stream
-
-
-def layer_inputs(inputs: dict[str, Tensor]) -> LayerInputs:
-    return LayerInputs(
-        inputs["rope_cos"],
-        inputs["rope_sin"],
-        inputs["attn_mask"],
-        inputs.get("kv_write_mask", _NO_SLOTS),
-        inputs.get("window_write"),
-        inputs.get("window_read"),
-    )
-
-
-def torch_inputs(arrays: Mapping[str, Floats]) -> LayerInputs:
-    return layer_inputs({name: torch.from_numpy(array) for name, array in arrays.items()})
-
-
-_NO_SLOTS = torch.zeros(1, 1, 0, 0)
-"""A token classifier has no KV cache."""

@@ -24,6 +24,7 @@ from paceline.storage.validation import Count, Limit, Positive, list_faults, val
 
 KIND = CORE_ML
 VERSION = 1
+Task = Literal["causal-lm", "token-classification", "draft"]
 CAUSAL_LM = "causal-lm"
 """The task of a model that predicts the next token."""
 TOKEN_CLASSIFICATION = "token-classification"
@@ -77,8 +78,7 @@ class Artifact:
 
     name: str
     family: str
-    task: Literal["causal-lm", "token-classification", "draft"]
-    """`CAUSAL_LM`, `TOKEN_CLASSIFICATION` or `DRAFT`."""
+    task: Task
     labels: tuple[str, ...]
     """A classifier's labels; empty for other tasks."""
     reach: Count
@@ -191,12 +191,8 @@ def _shard_faults(
     reached = 0
     for shard in shards:
         path, start, end = shard.path, shard.start, shard.end
-        if start >= end:
-            yield f"{path} has no {what}: it begins at {start} and ends at {end}"
-        if start > reached:
-            yield f"{what}s {reached} to {start - 1} are in no shard: {path} begins at {start}"
-        elif start < reached:
-            yield f"{path} begins at {what} {start}, which is also in the shard before it"
+        if start != reached or end <= start:
+            yield f"{path} has {what}s {start} to {end - 1}, expected a range from {reached}"
         reached = end
         if any(not start <= tap < end for tap in shard.taps):
             taps = list(shard.taps)

@@ -1,5 +1,7 @@
 """One forward pass of an artifact: embeddings go through the layer shards, then rows to the head.
 
+`run_package` runs a whole text through one shard.
+
 Depends on neither blocks nor sequences.
 """
 
@@ -14,7 +16,7 @@ import numpy.typing as npt
 from paceline.decoding.types import Best, Logits, tap_name
 from paceline_coreml.engine.artifact import Artifact
 from paceline_coreml.engine.inputs import CallInputs
-from paceline_coreml.engine.packages import Packages
+from paceline_coreml.engine.packages import Package, Packages
 
 Floats = npt.NDArray[np.float32]
 
@@ -22,10 +24,9 @@ Floats = npt.NDArray[np.float32]
 class Bucket:
     """The programs for one number of rows, and their input arrays."""
 
-    def __init__(self, artifact: Artifact, packages: Packages, rows: int, rotary: Floats) -> None:
-        """Prepare for passes of `rows` rows; `rotary` is [2, slots, r], cosines and sines."""
+    def __init__(self, artifact: Artifact, packages: Packages, rows: int) -> None:
+        """Prepare for passes of `rows` rows."""
         self._artifact, self.packages, self.rows = artifact, packages, rows
-        self._inputs = CallInputs(rows, *rotary, conv_slots=artifact.ring, lags=artifact.lags)
         self._stream = np.zeros((1, artifact.stream_size, rows, 1), np.float32)
         self._called: set[str] = set()
         """Paths of packages that have already run with this number of rows."""
@@ -34,27 +35,19 @@ class Bucket:
         self,
         states: Sequence[Any],
         embeddings: npt.NDArray[Any],
-        start: int,
+        inputs: Mapping[str, Floats],
         taps: Sequence[int],
         parts: dict[str, float],
     ) -> tuple[Floats, Mapping[str, Floats]]:
-        """Run the layers.
+        """Run the layers on embeddings [T, hidden_size], with the other inputs of the pass.
 
-        Args:
-            states: the sequence's states, one per layer shard.
-            embeddings: [T, hidden_size]; T is at most the bucket's rows.
-            start: position of the first row.
-            taps: layers whose hidden states to return.
-            parts: gets the seconds that packages ran.
-
-        Returns:
-            The residual stream after the last layer, [1, stream_size, rows, 1], and
-            [T, hidden_size] per tap.
+        `states` has one state per layer shard; `parts` gets the seconds that packages ran. Returns
+        the residual stream after the last layer, [1, stream_size, rows, 1], and [T, hidden_size]
+        for each layer of `taps`.
         """
         count, size = embeddings.shape
         self._stream[0, :size, :count, 0] = embeddings.T
         self._stream[0, :size, count:, 0] = 0
-        inputs = self._inputs.for_rows(start, count)
         stream, tapped = self._stream, {}
         shards = self._artifact.layer_shards
         for shard, package, state in zip(shards, self.packages.layers, states, strict=True):
@@ -105,3 +98,31 @@ def keep_best(best: Best, part: Logits, start: int) -> None:
         higher[:] = True
     best.tokens[higher] = tokens[higher] + start
     best.scores[higher] = scores[higher]
+
+
+def run_package(
+    package: Package,
+    stream: Floats,
+    width: int,
+    inputs: CallInputs | None,
+    *,
+    rows: int | None = None,
+) -> dict[str, Floats]:
+    """Run a whole text, [T, stream_size], through one package; return output -> [T, channels].
+
+    A pass has `width` rows: `rows` of the text, or all if it is None, then padding. `inputs` is
+    None for a head.
+    """
+    rows = rows or width
+    state: Any = None if inputs is None else package.make_state()
+    hidden = np.zeros((1, stream.shape[1], width, 1), np.float32)
+    parts: dict[str, list[Floats]] = {}
+    for at in range(0, len(stream), rows):
+        block = stream[at : at + rows]
+        count = len(block)
+        hidden[0, :, :count, 0] = block.T
+        hidden[0, :, count:, 0] = 0
+        about = {} if inputs is None else inputs.for_rows(at, count)
+        for name, tensor in package.predict({"hidden": hidden, **about}, state).items():
+            parts.setdefault(name, []).append(tensor[0, :, :count, 0].T.copy())
+    return {name: np.concatenate(blocks) for name, blocks in parts.items()}

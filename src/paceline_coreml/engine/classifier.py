@@ -15,8 +15,9 @@ import numpy.typing as npt
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import ROTARY, TOKEN_CLASSIFICATION, read_artifact
+from paceline_coreml.engine.call import Bucket
 from paceline_coreml.engine.inputs import HIDDEN
-from paceline_coreml.engine.packages import REHEARSED, PackageOpener, Packages, on_a_mac
+from paceline_coreml.engine.packages import REHEARSED, PackageOpener, on_a_mac
 
 Floats = npt.NDArray[np.float32]
 
@@ -40,13 +41,7 @@ class TextClassifier:
         rounding: str = "f16",
         on_message: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Validate an artifact and load its shards.
-
-        Args:
-            folder: the artifact.
-            units: compute units on a Mac; see `packages.UNITS`.
-            rounding: rounding of the emulator elsewhere: "f16" or "f32".
-            on_message: gets a message before Core ML compiles shards, which happens once.
+        """Validate an artifact and load its shards; see `PackageOpener`.
 
         Raises:
             ModelError: the artifact is corrupt or not a classifier, or a shard cannot be loaded.
@@ -67,24 +62,15 @@ class TextClassifier:
         self._cos, self._sin = np.load(folder / ROTARY)
         opener = PackageOpener(artifact, units=units, rounding=rounding, on_message=on_message)
         self._buckets = {
-            rows: _Bucket(
-                opener.open_all(artifact.function(rows)),
-                np.zeros((1, artifact.stream_size, rows, 1), np.float32),
-            )
+            rows: Bucket(artifact, opener.open_all(artifact.function(rows)), rows)
             for rows in artifact.widths
         }
 
     def label(self, texts: Sequence[Sequence[int]]) -> list[Labelled]:
         """Classify the tokens of texts, in as few forward passes as their order allows.
 
-        Args:
-            texts: token ids of each text, from the model's own tokenizer.
-
-        Returns:
-            One result per text, in order.
-
-        Raises:
-            InvalidRequest: a text is empty, longer than `longest`, or has an unknown token.
+        Token ids are from the model's own tokenizer. Raises InvalidRequest if a text is empty,
+        longer than `longest`, or has an unknown token.
         """
         for number, text in enumerate(texts):
             self._check(text, f"text {number + 1} of {len(texts)}")
@@ -116,24 +102,13 @@ class TextClassifier:
         rows = min(rows for rows in self._buckets if rows >= count)
         bucket = self._buckets[rows]
         tokens = [token for text in texts for token in text]
-        size = self.artifact.hidden_size
-        bucket.stream[0, :size, :count, 0] = self._embeddings[tokens].T
-        bucket.stream[0, :size, count:, 0] = 0
         inputs = packed_inputs(self._cos, self._sin, lengths, rows, self.artifact.reach)
-        stream = bucket.stream
-        for package in bucket.packages.layers:
-            stream = package.predict({"hidden": stream, **inputs})["out_hidden"]
-        (head,) = bucket.packages.heads
-        scores = head.predict({"hidden": stream})["logits"][0, :, :count, 0].T
+        states = [None] * len(bucket.packages.layers)
+        stream, _ = bucket.layers(states, self._embeddings[tokens], inputs, (), {})
+        scores = np.zeros((count, len(self.labels)), np.float32)
+        bucket.head(stream, 0, scores, None, {})
         for part in np.split(scores, np.cumsum(lengths)[:-1]):
             yield Labelled(tuple(self.labels[best] for best in part.argmax(-1)), part)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    packages: Packages
-    stream: Floats
-    """[1, stream_size, rows, 1]"""
 
 
 def packed_inputs(
@@ -142,14 +117,7 @@ def packed_inputs(
     """Return the inputs of a pass with `width` rows, except the hidden states.
 
     Each row attends to rows of its own text at a distance of at most `window`. Padding follows the
-    last text and attends to itself.
-
-    Args:
-        cos: [positions, r]
-        sin: [positions, r]
-        lengths: tokens per text.
-        width: T, at least the sum of lengths.
-        window: tokens that a row attends to on either side.
+    last text and attends to itself. `cos` and `sin` are [positions, r].
     """
     padding = width - sum(lengths)
     positions = np.concatenate([*map(np.arange, lengths), np.zeros(padding, np.int64)])

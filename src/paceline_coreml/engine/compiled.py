@@ -1,29 +1,37 @@
-"""A cache of shards compiled by Core ML, shared by processes: a compilation takes minutes.
+"""Shards that Core ML runs, through coremltools; Mac only.
 
-Compiled shards are next to the packages, or in the user's cache if the artifact is read-only:
+A compilation takes minutes, so processes share compiled shards. They are next to the packages, or
+in the user's cache if the artifact is read-only:
 
     compiled/25B78-1a2b3c4d5e6f7a8b/         macOS build, fingerprint of the artifact
         layers-000-010/model.mlmodelc
         layers-000-010/files.json            sizes of the files in model.mlmodelc
 
-Only `_main`, the child process that compiles, imports coremltools: the compiler writes to stdout,
-holds the GIL, and may be killed. Invariants: a shard's folder appears by one rename, after its
-sizes were recorded; one process compiles at a time, and first removes shards of other builds.
+A child process compiles (`_main`): the compiler writes to stdout, holds the GIL, and may be killed.
+coremltools' `MLModel` is not used: it turns loading errors into warnings, and compiles in each
+process. Invariants: a shard's folder appears by one rename, after its sizes were recorded; one
+process compiles at a time, and first removes shards of other builds; any error is one line.
 """
 
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from paceline.errors import ModelError
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import MissingExtra, ModelError, pip_install
 from paceline.storage.files import read_json, write_json, writing
 from paceline.system.machine import cache_dir, lock_path
 from paceline.system.processes import python, run_child
 from paceline_coreml.engine.artifact import Artifact
 from paceline_coreml.engine.failures import Mac, failure, reason_of
+
+Floats = npt.NDArray[np.float32]
 
 MODEL = "model.mlmodelc"
 _FILES = "files.json"
@@ -54,7 +62,27 @@ class CompiledShards:
                     self._compile([path for path in paths if not self._is_whole(path)])
         return [self._place(path) / MODEL for path in paths]
 
-    def discard(self, path: str) -> bool:
+    def load(self, path: str, *, function: str | None, units: str) -> "CoreMlPackage":
+        """Load the compiled model of the package `path`; compile it again if a cached one fails.
+
+        `units` is a name in `ct.ComputeUnit`. Raises ModelError if it cannot be compiled or loaded.
+        """
+        import coremltools as ct
+
+        package = self._artifact.folder / path
+        while True:
+            (model,) = self.models([path])
+            try:
+                loaded = ct.models.CompiledMLModel(
+                    str(model), compute_units=ct.ComputeUnit[units], function_name=function
+                )
+            except Exception as error:
+                if self._discard(path):
+                    continue
+                raise failure("load", package, self._mac, reason_of(error)) from error
+            return CoreMlPackage(package, loaded, self._mac)
+
+    def _discard(self, path: str) -> bool:
         """Remove a package's compiled model, unless this process compiled it; return True if so.
 
         This is for a model that does not load: a newly compiled one may load.
@@ -114,6 +142,36 @@ class CompiledShards:
         missing = next((path for path in paths if path not in self._compiled_here), None)
         if missing is not None:
             raise failure("compile", self._artifact.folder / missing, self._mac, ended.reason)
+
+
+class CoreMlPackage:
+    """A loaded shard; see `packages.Package`. Methods raise ModelError if Core ML fails."""
+
+    def __init__(self, path: Path, model: Any, mac: Mac) -> None:
+        self._path, self._model, self._mac = path, model, mac
+
+    def make_state(self) -> Any:
+        try:
+            return self._model.make_state()
+        except Exception as error:  # pybind11 raises RuntimeError, TypeError and others
+            raise failure("make a state for", self._path, self._mac, reason_of(error)) from error
+
+    def predict(self, data: Mapping[str, Floats], state: Any = None) -> Mapping[str, Floats]:
+        try:
+            # A plain dict, which coremltools requires and may change.
+            outputs: Mapping[str, Floats] = self._model.predict(dict(data), state)
+        except Exception as error:
+            raise failure("run", self._path, self._mac, reason_of(error)) from error
+        return outputs
+
+
+def check_installed() -> None:
+    try:
+        import coremltools  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(
+            f"running Core ML models needs coremltools; install it with: {pip_install('coreml')}"
+        ) from error
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -53,13 +53,10 @@ class OpenDrafter:
     def inputs(
         self, tokens: Sequence[int], position: int, rows: Floats, span: tuple[int, int]
     ) -> dict[str, Floats]:
-        """Return the inputs of a forward pass.
+        """Return the inputs of a pass whose block begins with `tokens`, then masks, at `position`.
 
-        Args:
-            tokens: the block's first tokens; masks follow them.
-            position: the position of the first token.
-            rows: [n, taps * hidden_size], new rows of the context.
-            span: the slots that the block attends to, [first, end); new rows are the last of them.
+        `rows` are the context's new rows, [n, taps * hidden_size]. The block attends to the slots
+        `span`, [first, end); new rows are the last of them.
         """
         block, slots, size = self.rows, self.artifact.slots, self.artifact.hidden_size
         start = span[1] - len(rows)

@@ -12,7 +12,7 @@ states: a NaN in a slot of an earlier sequence would pass through the mask.
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import CAUSAL_LM, ROTARY, Artifact, read_artifact
 from paceline_coreml.engine.call import Bucket
+from paceline_coreml.engine.inputs import CallInputs
 from paceline_coreml.engine.packages import (
     DEFAULT_UNITS,
     REHEARSED,
@@ -99,13 +100,9 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         units: str = DEFAULT_UNITS,
         rounding: str = "f16",
     ) -> None:
-        """Validate an artifact and load its shards.
+        """Validate an artifact and load its shards; see `PackageOpener`.
 
-        Args:
-            folder: the artifact.
-            settings: see `EngineSettings`; `cache_tokens` is rounded up to whole sequences.
-            units: compute units on a Mac; see `packages.UNITS`.
-            rounding: rounding of the emulator elsewhere: "f16" or "f32".
+        The setting `cache_tokens` is rounded up to whole sequences.
 
         Raises:
             ModelError: the artifact is corrupt or a token classifier, or a shard cannot be loaded.
@@ -144,6 +141,13 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             artifact, units=units, rounding=rounding, on_message=settings.progress.note
         )
         self._decode, self._prompt = _buckets(artifact, opener, exact=settings.min_rows > 1)
+        tables = np.load(folder / ROTARY)
+        self._inputs = {
+            bucket.rows: CallInputs(
+                bucket.rows, *tables, conv_slots=artifact.ring, lags=artifact.lags
+            )
+            for bucket in (*self._decode, *self._prompt)
+        }
         tokens = settings.cache_tokens or _DEFAULT_SEQUENCES * artifact.slots
         # A sequence's slots are its states, allocated all at once: a KV block is a whole context.
         sequences = -(-tokens // artifact.slots)
@@ -215,9 +219,8 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             tokens = block.tokens[at : at + max_rows]
             bucket = next(bucket for bucket in buckets if bucket.rows >= len(tokens))
             embeddings = self._embeddings[list(tokens)]
-            stream, taps = bucket.layers(
-                states, embeddings, table.length + at, self.taps, self._parts
-            )
+            inputs = self._inputs[bucket.rows].for_rows(table.length + at, len(tokens))
+            stream, taps = bucket.layers(states, embeddings, inputs, self.taps, self._parts)
             for name, rows in taps.items():
                 tapped[name].append(rows)
             first = max(count - block.rows - at, 0)
@@ -241,23 +244,20 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         return self._states[number]
 
 
-class _Buckets(NamedTuple):
-    decode: Sequence[Bucket]
-    prompt: Sequence[Bucket]
+def _buckets(
+    artifact: Artifact, opener: PackageOpener, *, exact: bool
+) -> tuple[list[Bucket], list[Bucket]]:
+    """Load an artifact's shards, once per function; return the buckets of decode and prompts.
 
-
-def _buckets(artifact: Artifact, opener: PackageOpener, *, exact: bool) -> _Buckets:
-    """Load an artifact's shards, once per function. If `exact`, each role has one row count."""
+    If `exact`, each role has one row count.
+    """
     max_rows = artifact.decode_rows
     decode = [max_rows] if exact else [rows for rows in artifact.widths if rows <= max_rows]
     prompt = [artifact.rows] if exact else artifact.widths
-    tables = np.load(artifact.folder / ROTARY)
     widths = sorted({*decode, *prompt})
     opened: dict[str | None, Packages] = {}
     for function in map(artifact.function, widths):
         if function not in opened:
             opened[function] = opener.open_all(function)
-    buckets = {
-        rows: Bucket(artifact, opened[artifact.function(rows)], rows, tables) for rows in widths
-    }
-    return _Buckets([buckets[rows] for rows in decode], [buckets[rows] for rows in prompt])
+    buckets = {rows: Bucket(artifact, opened[artifact.function(rows)], rows) for rows in widths}
+    return [buckets[rows] for rows in decode], [buckets[rows] for rows in prompt]

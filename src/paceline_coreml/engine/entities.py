@@ -35,11 +35,8 @@ def entities(
 ) -> list[Entity]:
     """Return the entities of a text, in order, without white space at their ends.
 
-    Args:
-        text: the text.
-        offsets: start and end of each token, in characters. Empty tokens are ignored.
-        labels: best label per token.
-        scores: probabilities of these labels.
+    Each token has an offset (start and end, in characters; empty tokens are ignored), its best
+    label, and that label's probability as score.
     """
     spans: list[Entity] = []
     tokens: list[float] = []  # scores of the open entity's tokens

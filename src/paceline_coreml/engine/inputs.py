@@ -28,15 +28,10 @@ class CallInputs:
     def __init__(
         self, width: int, cos: Floats, sin: Floats, *, conv_slots: int = 0, lags: int = 0
     ) -> None:
-        """Prepare for passes with `width` rows.
+        """Prepare for passes with `width` rows; `cos` and `sin` are [slots, r].
 
-        Args:
-            width: T.
-            cos: [slots, r], one row per position.
-            sin: [slots, r]
-            conv_slots: size of the ring buffer with a convolution's recent rows, at least
-                width + lags; 0 for models without convolutions.
-            lags: earlier rows that a convolution reads.
+        A convolution reads `lags` earlier rows from a ring buffer with `conv_slots` rows, at least
+        width + lags; 0: the model has no convolutions.
         """
         slots, r = cos.shape
         self._cos, self._sin = cos, sin

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from paceline.errors import InvalidRequest
 from paceline_coreml.engine.artifact import Artifact
-from paceline_coreml.engine.compiled import CompiledShards
-from paceline_coreml.engine.core_ml import check_installed, load
+from paceline_coreml.engine.compiled import CompiledShards, check_installed
 from paceline_coreml.engine.failures import this_mac
 
 UNITS = {
@@ -93,11 +92,8 @@ class PackageOpener:
     ) -> None:
         """Check that this machine can run shards.
 
-        Args:
-            artifact: the artifact with the shards.
-            units: one of `UNITS`; the emulator ignores it.
-            rounding: rounding of the emulator; with "f32", it also runs on a Mac.
-            on_message: gets a message before Core ML compiles shards, which happens once.
+        `units`, one of `UNITS`, are Core ML's; `rounding` is the emulator's, which also runs on a
+        Mac with "f32". `on_message` gets a message before Core ML compiles shards, once.
 
         Raises:
             InvalidRequest: `units` is unknown.
@@ -109,10 +105,10 @@ class PackageOpener:
         self._artifact, self._units, self._rounding = artifact, UNITS[units], rounding
         self._compiled: CompiledShards | None = None
         if on_a_mac() and rounding != "f32":
-            self._mac = this_mac()
-            self._mac.check()
+            mac = this_mac()
+            mac.check()
             check_installed()
-            self._compiled = CompiledShards(artifact, self._mac, on_message)
+            self._compiled = CompiledShards(artifact, mac, on_message)
 
     def open(self, path: str, function: str | None) -> Package:
         """Load the shard at a path in the artifact; `function` None: the default one.
@@ -125,14 +121,12 @@ class PackageOpener:
         return StatelessPackage(package, states) if states else package
 
     def _open(self, path: str, function: str | None) -> Package:
-        folder = self._artifact.folder
         if self._compiled is not None:
-            return load(
-                self._compiled, folder, path, function=function, units=self._units, mac=self._mac
-            )
+            return self._compiled.load(path, function=function, units=self._units)
         from paceline_coreml.rehearsal.model import RehearsalModel
 
-        return RehearsalModel(folder / path, function_name=function, rounding=self._rounding)
+        package = self._artifact.folder / path
+        return RehearsalModel(package, function_name=function, rounding=self._rounding)
 
     def open_all(self, function: str | None) -> Packages:
         artifact = self._artifact

@@ -13,9 +13,8 @@ verdicts (`checks` has the criteria, `texts` the inputs):
     weights   transformers, float32, the artifact's weights      the checkpoint's weights
 
 Any difference of the graph is a fault. The format may lose as much as transformers in float16. The
-weights' loss is a divergence in nats, which is only a fault above `--max-divergence`. Layer outputs
-are also compared with other layers of the reference, because a neighboring layer's tap may also
-have a good cosine. For a classifier, labels and scores are compared.
+weights' loss is a divergence in nats, which is only a fault above `--max-divergence`. For a
+classifier, labels and scores are compared.
 
 Off a Mac, the artifact runs in the emulator. A passed check then shows that the graph is correct,
 but nothing about the Neural Engine.
@@ -26,7 +25,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -87,15 +85,9 @@ def report(
 ) -> Report:
     """Compare an artifact with its checkpoint; the report lists faults in order of computation.
 
-    Args:
-        artifact: the folder that `convert` wrote.
-        checkpoint: the Hugging Face folder of its source.
-        target: the target's folder, if it is a drafter.
-        rounding: the number format off a Mac: "f16", or "engine", the Neural Engine's.
-        tokens: length of each text.
-        max_divergence: maximum mean divergence in nats that compressed weights may cause; None:
-            any.
-        progress: reports packages and texts.
+    Off a Mac, `rounding` is "f16" or the Neural Engine's, "engine". Texts have `tokens` tokens. A
+    drafter has a `target`. Compressed weights may cause a mean divergence of `max_divergence` nats,
+    or any if it is None.
 
     Raises:
         InvalidRequest: a value is out of range.
@@ -113,8 +105,9 @@ def report(
     graph_faults = [*tokenizer_faults(opened, checkpoint), *file_faults(opened, family)]
     soft = read_json(artifact / MANIFEST).get("recipe", {}).get("routing") == "soft"
     with progress.task(f"running {checkpoint.name} with transformers"):
-        references = _references(opened, checkpoint, family, inputs, soft=soft)
-    original, reference, half, stored_faults = references
+        original, reference, half, stored_faults = _references(
+            opened, checkpoint, family, inputs, soft=soft
+        )
     layers: list[LayerCheck] = []
     if opened.labels:
         blocks, modes = run_classifier(opened, texts, rounding, progress)
@@ -129,16 +122,14 @@ def report(
         embedded = {EMBEDDINGS: np.concatenate([embed(opened, text) for text in texts])}
         layers += check_layers(opened, rows, {**embedded, **graph}, reference)
     ways = [agreement(mode, outputs, blocks) for mode, outputs in modes.items()]
-    logits = check_logits(opened, rows, graph, reference)
+    logits = check_logits(rows, graph, reference)
     graph_faults += [*layer_faults(layers), *logits.faults(), *stored_faults]
     number_format = FormatCheck(
         format_loss(centred(blocks[LOGITS]), centred(graph[LOGITS])),
         format_loss(centred(half.logits), centred(reference.logits)),
     )
     weights = parity(rows, centred(reference.logits), centred(original.logits), MARGIN)
-    trained = (
-        check_logits(opened, rows, graph, Reference(checkpoint).run_all(inputs)) if soft else None
-    )
+    trained = check_logits(rows, graph, Reference(checkpoint).run_all(inputs)) if soft else None
     exact = not (on_a_mac() or opened.labels)
     name = "Core ML" if on_a_mac() else rounding
     by_comparison = {
@@ -183,21 +174,11 @@ def report(
         lines.append(f"soft routing, compared with top-1: {_distance(trained.ordinary, best)}")
     lines += [*faults, f"verdict: {opened.name} {'is NOT' if faults else 'is'} {verdict}"]
     base = "texts alone" if opened.labels else f"calls of {opened.decode_rows} rows"
-    tables = [_ways_table(ways, base), _layers_table(layers, logits)]
+    layers.append(LayerCheck(LOGITS, None, logits.nearness))
+    tables = [_ways_table(ways, base), _layers_table(layers)]
     # JSON has neither NaN nor infinities.
     value = json.loads(json.dumps(value), parse_constant=lambda _: None)
     return Report(value, not faults, "\n".join(lines), tables)
-
-
-class _References(NamedTuple):
-    original: ReferenceOutput
-    """With the checkpoint's weights."""
-    stored: ReferenceOutput
-    """With the artifact's weights."""
-    half: ReferenceOutput
-    """With the artifact's weights, in float16."""
-    faults: list[str]
-    """Those of the artifact's weights."""
 
 
 def _references(
@@ -207,16 +188,20 @@ def _references(
     texts: Sequence[Sequence[int]],
     *,
     soft: bool,
-) -> _References:
-    """Run the texts with transformers."""
-    original = Reference(checkpoint, artifact.task, soft=soft).run_all(texts)
+) -> tuple[ReferenceOutput, ReferenceOutput, ReferenceOutput, list[str]]:
+    """Run the texts with transformers.
+
+    Returns the outputs with the checkpoint's weights, with the artifact's in float32 and in
+    float16, and the faults of the artifact's weights.
+    """
     with tempfile.TemporaryDirectory() as folder:
         faults = write_stored(artifact, checkpoint, family, Path(folder))
+        original = Reference(checkpoint, artifact.task, soft=soft).run_all(texts)
         stored, half = (
             Reference(Path(folder), artifact.task, soft=soft, dtype=dtype).run_all(texts)
             for dtype in (torch.float32, torch.float16)
         )
-    return _References(original, stored, half, faults)
+    return original, stored, half, faults
 
 
 def _lines(
@@ -251,19 +236,18 @@ def _ways_table(ways: Sequence[Agreement], base: str) -> Table:
     )
 
 
-def _layers_table(layers: Sequence[LayerCheck], logits: LogitsCheck) -> Table:
-    places = [
-        ("" if one.layer is None else str(one.layer), one.name, one.nearness) for one in layers
-    ]
+def _layers_table(checks: Sequence[LayerCheck]) -> Table:
     rows = [
         [
-            layer,
-            name,
-            *(f"{cosine:.5f}" for cosine in (near.cosine.worst, near.cosine.median)),
+            "" if check.layer is None else str(check.layer),
+            check.name,
+            f"{near.cosine.worst:.5f}",
+            f"{near.cosine.median:.5f}",
             f"{near.error.worst:.3g}",
             f"{near.largest:.4g}",
         ]
-        for layer, name, near in [*places, ("", "logits", logits.nearness)]
+        for check in checks
+        for near in [check.nearness]
     ]
     head = ["layer", "output", "min cosine", "median", "max error", "largest"]
     return "graph, compared with transformers in float32", head, rows

@@ -22,7 +22,6 @@ from paceline_coreml.golden.compare import (
     centred,
     cosines,
     difference,
-    nearest,
     nearness,
     parity,
 )
@@ -101,8 +100,7 @@ def file_faults(artifact: Artifact, family: Family) -> list[str]:
     """Return faults in files of numbers."""
     stored = np.load(artifact.folder / EMBEDDINGS, mmap_mode="r")
     rotary = np.load(artifact.folder / ROTARY)
-    angles = np.stack(family.rope_tables())
-    by_position = rotary.swapaxes(0, 1), angles.swapaxes(0, 1)
+    by_position = rotary.swapaxes(0, 1), family.rope_tables().swapaxes(0, 1)
     return [
         *_file_fault(EMBEDDINGS, "token", stored, family.embeddings().numpy(), 0),
         *_file_fault(ROTARY, "position", *by_position, _ANGLE),
@@ -132,15 +130,6 @@ class LayerCheck:
     layer: int | None
     """Layer index, or None for the embeddings."""
     nearness: Nearness
-    takes_for: int | None
-    """The reference's other layer that the output matches better; -1: the embeddings."""
-
-    def faults(self) -> list[str]:
-        messages = self.nearness.faults(GRAPH_COSINE)
-        if self.takes_for is not None:
-            what = f"layer {self.takes_for}" if self.takes_for >= 0 else "the embeddings"
-            messages.append(f"it matches the reference after {what}")
-        return messages
 
 
 def check_layers(
@@ -154,29 +143,20 @@ def check_layers(
     for name, layer in [(EMBEDDINGS, None), *places]:
         # transformers does not return the extra channels of a family's stream.
         actual = outputs[name][:, : artifact.hidden_size]
-        own_place = 0 if layer is None else layer + 1
-        place = nearest(actual, reference.streams)
-        near = nearness(rows, actual, reference.streams[place])
-        swapped = place != own_place and near.cosine.median >= GRAPH_COSINE
-        if place != own_place:
-            near = nearness(rows, actual, reference.streams[own_place])
-        yield LayerCheck(name, layer, near, place - 1 if swapped else None)
+        expected = reference.streams[0 if layer is None else layer + 1]
+        yield LayerCheck(name, layer, nearness(rows, actual, expected))
 
 
 def layer_faults(layers: Sequence[LayerCheck]) -> list[str]:
-    """Return the first faulty output and the number of later ones, and all swapped layers."""
-    messages: list[str] = []
-    bad = [(layer, faults) for layer in layers if (faults := layer.faults())]
-    for layer, faults in bad:
-        if messages and layer.takes_for is None:
-            continue
-        where = "embeddings" if layer.layer is None else f"layer {layer.layer}"
-        rest = ""
-        if not messages and len(bad) > 1:
-            after = len(layers) - layers.index(layer) - 1
-            rest = f" (and {len(bad) - 1} of the {after} outputs after it)"
-        messages.append(f"{where}, {layer.name}: {'; '.join(faults)}{rest}")
-    return messages
+    """Return the first faulty output and the number of later ones."""
+    bad = [layer for layer in layers if layer.nearness.faults(GRAPH_COSINE)]
+    if not bad:
+        return []
+    first, *others = bad
+    where = "embeddings" if first.layer is None else f"layer {first.layer}"
+    after = len(layers) - layers.index(first) - 1
+    rest = f" (and {len(others)} of the {after} outputs after it)" if others else ""
+    return [f"{where}, {first.name}: {'; '.join(first.nearness.faults(GRAPH_COSINE))}{rest}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,26 +164,16 @@ class LogitsCheck:
     nearness: Nearness
     """Nearness of centered logits: a common offset does not change the top token."""
     ordinary: Parity
-    misplaced: Sequence[str]
-    """Messages about head shards that compute logits of other tokens."""
 
     def faults(self) -> list[str]:
-        near = self.nearness.faults(GRAPH_COSINE)
-        return [*self.misplaced, *(f"logits: {fault}" for fault in near)]
+        return [f"logits: {fault}" for fault in self.nearness.faults(GRAPH_COSINE)]
 
 
 def check_logits(
-    artifact: Artifact,
-    rows: Sequence[str],
-    outputs: ArtifactOutput,
-    reference: ReferenceOutput,
+    rows: Sequence[str], outputs: ArtifactOutput, reference: ReferenceOutput
 ) -> LogitsCheck:
     actual, expected = centred(outputs[LOGITS]), centred(reference.logits)
-    return LogitsCheck(
-        nearness(rows, actual, expected),
-        parity(rows, actual, expected, MARGIN),
-        list(_misplaced(artifact, rows, actual, expected)),
-    )
+    return LogitsCheck(nearness(rows, actual, expected), parity(rows, actual, expected, MARGIN))
 
 
 def weights_faults(weights: Parity, max_divergence: float | None) -> list[str]:
@@ -213,25 +183,6 @@ def weights_faults(weights: Parity, max_divergence: float | None) -> list[str]:
         f"they diverge by {weights.divergence:.4f} nats from the checkpoint's, expected at most "
         f"{max_divergence}"
     ]
-
-
-def _misplaced(
-    artifact: Artifact, rows: Sequence[str], actual: Floats, expected: Floats
-) -> Iterator[str]:
-    """Yield messages about head shards that are in the place of another."""
-    for shard in artifact.head_shards:
-        size, ours = shard.end - shard.start, actual[:, shard.start : shard.end]
-        alike = [other for other in artifact.head_shards if other.end - other.start == size]
-        theirs = [expected[:, other.start : other.end] for other in alike]
-        place = nearest(ours, theirs)
-        if (
-            alike[place] != shard
-            and nearness(rows, ours, theirs[place]).cosine.median >= GRAPH_COSINE
-        ):
-            yield (
-                f"{shard.path}: is for tokens {shard.start} to {shard.end - 1}, but has the "
-                f"logits of {alike[place].start} to {alike[place].end - 1}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

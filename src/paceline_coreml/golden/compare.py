@@ -7,7 +7,7 @@ states of layers 12 and 13, that cosine is 0.99997, but the median over rows is 
 not show a constant factor, which the next norm may or may not remove, but the error does.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -63,11 +63,6 @@ def nearness(names: Sequence[str], actual: Floats, expected: Floats) -> Nearness
         Summary(float(errors[largest]), float(np.median(errors)), names[largest]),
         float(np.abs(actual).max()),
     )
-
-
-def nearest(actual: Floats, candidates: Iterable[Floats]) -> int:
-    """Return the index of the candidate with the smallest median relative error of rows."""
-    return int(np.argmin([np.median(_relative_errors(actual, rows)) for rows in candidates]))
 
 
 def cosines(actual: Floats, expected: Floats) -> npt.NDArray[np.float64]:

@@ -8,19 +8,16 @@ hidden states are random, because a target may be larger than memory, and they a
 from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import nn
 
 from paceline.errors import InvalidRequest
 from paceline.storage.report import Report
-from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.families.dflash import open_drafter
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.shards import Head, Layers
+from paceline_coreml.conversion.torch_model import TorchPackage
 from paceline_coreml.engine.artifact import Artifact
 from paceline_coreml.engine.drafter import OpenDrafter
 from paceline_coreml.engine.packages import REHEARSED, Packages, on_a_mac
@@ -28,6 +25,7 @@ from paceline_coreml.golden.checks import agreement, check_sizes, file_faults
 from paceline_coreml.golden.compare import centred, cosines
 from paceline_coreml.golden.run_shards import LOGITS
 from paceline_coreml.golden.texts import tokenizer_faults
+from paceline_coreml.options import ConversionOptions
 
 Floats = npt.NDArray[np.float32]
 
@@ -115,23 +113,6 @@ def logits_of(model: OpenDrafter, states: Floats, mode: str = "") -> Floats:
 def in_torch(folder: Path, family: Family) -> OpenDrafter:
     """Open the artifact in `folder`, with a family's float32 modules in place of its packages."""
     shape = family.shape
-    layers = _Module(Layers(family, 0, shape.layers, (), stateless=False), "out_hidden")
-    head = _Module(Head(family, 0, shape.vocab_size), "logits")
+    layers = TorchPackage(Layers(family, 0, shape.layers, (), stateless=False), "out_hidden")
+    head = TorchPackage(Head(family, 0, shape.vocab_size), "logits")
     return OpenDrafter(folder, packages=Packages([layers], [head]))
-
-
-class _Module:
-    """A `Package` that supports one state at a time."""
-
-    def __init__(self, module: nn.Module, output: str) -> None:
-        self._module, self._output = module, output
-
-    def make_state(self) -> None:
-        for state in self._module.buffers():
-            state.zero_()
-
-    @torch.no_grad()
-    def predict(self, data: Any, state: Any = None) -> dict[str, Floats]:
-        del state
-        inputs = [torch.from_numpy(np.ascontiguousarray(value)) for value in data.values()]
-        return {self._output: self._module(*inputs).numpy()}

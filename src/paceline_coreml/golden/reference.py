@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ModelError
-from paceline_coreml.conversion.checkpoint import FolderTensors, read_checkpoint
+from paceline_coreml.conversion.checkpoint import FolderTensors, damage_reported, read_checkpoint
 from paceline_coreml.engine.artifact import CAUSAL_LM
 
 Floats = npt.NDArray[np.float32]
@@ -49,7 +49,7 @@ class Reference:
         from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
         model_class = AutoModelForCausalLM if task == CAUSAL_LM else AutoModelForTokenClassification
-        try:
+        with damage_reported(f"{checkpoint} with transformers"):
             config, stored = read_checkpoint(checkpoint)
             if layers is not None:
                 config.num_hidden_layers = layers
@@ -68,11 +68,6 @@ class Reference:
                     output_loading_info=True,
                 )
                 missing = sorted(map(str, loading_info["missing_keys"]))
-        except ModelError:
-            raise
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            reason = str(error).strip().split("\n")[0]
-            raise ModelError(f"transformers cannot open {checkpoint}: {reason}") from error
         # transformers initializes missing weights at random, and only warns.
         if missing:
             raise ModelError(
@@ -94,8 +89,18 @@ class Reference:
     def run(self, tokens: Sequence[int]) -> ReferenceOutput:
         """Run a whole text in one forward pass, without a KV cache."""
         streams: list[Floats] = []
-        hooks = [self._layers[0].register_forward_pre_hook(_before(streams), with_kwargs=True)]
-        hooks += [layer.register_forward_hook(_after(streams)) for layer in self._layers]
+
+        def record(hidden: Any) -> None:
+            streams.append(hidden[0].float().numpy().copy())  # [1, T, hidden_size]
+
+        def before(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            record(args[0] if args else kwargs["hidden_states"])
+
+        def after(_layer: Any, _args: Any, out: Any) -> None:
+            record(out[0] if isinstance(out, tuple) else out)  # some also return a router's state
+
+        hooks = [self._layers[0].register_forward_pre_hook(before, with_kwargs=True)]
+        hooks += [layer.register_forward_hook(after) for layer in self._layers]
         try:
             logits = self._model(torch.tensor([list(tokens)]), use_cache=False).logits
         finally:
@@ -128,24 +133,3 @@ def _soft(mixture: Any, hidden: Tensor, states: Tensor | None = None) -> tuple[T
     shares = logits.softmax(-1)[:, :-1]  # the last class means "no expert"
     every = torch.arange(shares.shape[1]).expand_as(shares)
     return mixture.experts(hidden[0], every, shares)[None], states
-
-
-def _before(streams: list[Floats]) -> Any:
-    def hook(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        streams.append(_rows(args[0] if args else kwargs["hidden_states"]))
-
-    return hook
-
-
-def _after(streams: list[Floats]) -> Any:
-    def hook(_layer: Any, _args: Any, out: Any) -> None:
-        # Some layers also return their router's state.
-        streams.append(_rows(out[0] if isinstance(out, tuple) else out))
-
-    return hook
-
-
-def _rows(hidden: Any) -> Floats:
-    """Copy [1, T, hidden_size] to [T, hidden_size]."""
-    rows: Floats = hidden[0].float().numpy().copy()
-    return rows

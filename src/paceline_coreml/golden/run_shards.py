@@ -8,7 +8,7 @@ This file does not import torch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from paceline.engines.base import EngineSettings
 from paceline.models import Progress
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import ROTARY, Artifact, Shard
+from paceline_coreml.engine.call import run_package
 from paceline_coreml.engine.classifier import TextClassifier
 from paceline_coreml.engine.engine import CoreMlEngine
 from paceline_coreml.engine.inputs import CallInputs
@@ -132,41 +133,6 @@ def _packages(
         yield width, package
 
 
-def run_package(
-    package: Package,
-    stream: Floats,
-    width: int,
-    inputs: CallInputs | None,
-    *,
-    rows: int | None = None,
-) -> dict[str, Floats]:
-    """Run a whole text through one package, in passes of `width` rows.
-
-    Args:
-        package: the package.
-        stream: [T, stream_size], its input.
-        width: rows per pass.
-        inputs: has the rows' positions; None for a head.
-        rows: rows of the text per pass, followed by padding; None: `width`.
-
-    Returns:
-        Output -> [T, channels].
-    """
-    rows = rows or width
-    state: Any = None if inputs is None else package.make_state()
-    hidden = np.zeros((1, stream.shape[1], width, 1), np.float32)
-    parts: dict[str, list[Floats]] = {}
-    for at in range(0, len(stream), rows):
-        block = stream[at : at + rows]
-        count = len(block)
-        hidden[0, :, :count, 0] = block.T
-        hidden[0, :, count:, 0] = 0
-        about = {} if inputs is None else inputs.for_rows(at, count)
-        for name, tensor in package.predict({"hidden": hidden, **about}, state).items():
-            parts.setdefault(name, []).append(tensor[0, :, :count, 0].T.copy())
-    return {name: np.concatenate(blocks) for name, blocks in parts.items()}
-
-
 PROMPT = "the engine, a prompt"
 WHOLE = "the engine, whole texts"
 SINGLE = "the engine, single tokens"
@@ -210,19 +176,16 @@ def run_classifier(
     return {LOGITS: np.concatenate(alone)}, {"texts packed": {LOGITS: np.concatenate(packed)}}
 
 
-class _Block(NamedTuple):
-    """A block for the engine, and its number of accepted rows."""
-
-    tokens: Sequence[int]
-    kept: int
+_Blocks = Iterator[tuple[Sequence[int], int]]
+"""Blocks for the engine, and their numbers of accepted rows."""
 
 
-def _blocks(mode: str, tokens: Sequence[int], artifact: Artifact) -> Iterator[_Block]:
+def _blocks(mode: str, tokens: Sequence[int], artifact: Artifact) -> _Blocks:
     rows = artifact.decode_rows
     if mode in (WHOLE, PROMPT):
-        yield _Block(tokens, len(tokens))
+        yield tokens, len(tokens)
     elif mode == SINGLE:
-        yield from (_Block([token], 1) for token in tokens)
+        yield from (([token], 1) for token in tokens)
     else:
         at = number = 0
         while at < len(tokens):
@@ -230,11 +193,11 @@ def _blocks(mode: str, tokens: Sequence[int], artifact: Artifact) -> Iterator[_B
             # Rejected tokens differ from the text's tokens, which would be correct even if their KV
             # were read.
             wrong = [(token + 1) % artifact.vocab_size for token in tokens[: rows - kept]]
-            yield _Block([*tokens[at : at + kept], *wrong], kept)
+            yield [*tokens[at : at + kept], *wrong], kept
             at, number = at + kept, number + 1
 
 
-def _through(engine: CoreMlEngine, blocks: Iterator[_Block], *, prompt: bool) -> ArtifactOutput:
+def _through(engine: CoreMlEngine, blocks: _Blocks, *, prompt: bool) -> ArtifactOutput:
     with closing(engine.open()) as sequence:
         logits: list[Floats] = []
         taps: dict[int, list[Floats]] = {tap: [] for tap in engine.taps}

@@ -11,7 +11,7 @@ A stored row that is not near the checkpoint's row is a fault, and the checkpoin
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.storage.files import read_json, write_json
-from paceline_coreml.conversion.checkpoint import CONFIG, INDEX, read_checkpoint
+from paceline_coreml.conversion.checkpoint import CONFIG, INDEX, Prefixed, read_checkpoint
 from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.scratch import TEMPORARY, check_space
 from paceline_coreml.conversion.shards import Head
 from paceline_coreml.engine.artifact import Artifact
 from paceline_coreml.rehearsal.plan import constants_of
@@ -49,7 +50,7 @@ def write_stored(artifact: Artifact, checkpoint: Path, family: Family, out: Path
     """Write the checkpoint to `out`, with the artifact's weights and all others in float16.
 
     Returns a fault if stored rows are not near the checkpoint's: the first tensor, and the number
-    of others.
+    of others. Raises ModelError, before writing, if the disk has no room for all in float32.
     """
     writer = _Writer(checkpoint, family, out)
     for shard in artifact.layer_shards:
@@ -65,11 +66,11 @@ def write_stored(artifact: Artifact, checkpoint: Path, family: Family, out: Path
     return [f"{fault} (and {others} more tensors)" if others else fault for fault in first]
 
 
-class _Tags(Mapping[str, Tensor]):
+class _Tags(Prefixed):
     """A checkpoint's tensors with tags, in float64, which has them exactly."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._weights = weights
+        super().__init__(weights, "")
         self.names: list[str] = []
 
     def __getitem__(self, name: str) -> Tensor:
@@ -78,17 +79,13 @@ class _Tags(Mapping[str, Tensor]):
         self.names.append(name)
         return torch.arange(first, first + shape.numel(), dtype=torch.float64).view(shape)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
 
 class _Writer:
     def __init__(self, checkpoint: Path, family: Family, out: Path) -> None:
         config, self._tensors = read_checkpoint(checkpoint)
         self._tensors.expect_model(config)
+        needed = 4 * self._tensors.weights
+        check_space(out.parent, "a float32 copy of the checkpoint", needed, TEMPORARY)
         self._out = out
         self._tags = _Tags(self._tensors)
         self.tagged = family.with_weights(self._tags)

@@ -93,12 +93,8 @@ def unknown_operation(program: Program) -> Iterator[Fault]:
 
 def _of_kinds(program: Program, kinds: set[str]) -> Iterator[Fault]:
     for op in program.ops:
-        if op.type in kinds and not _is_constant(program, op):
+        if op.type in kinds and not program.constant(op.outputs[0].name):
             yield Fault(op.name, f"a {op.type}")
-
-
-def _is_constant(program: Program, op: Op) -> bool:
-    return bool(op.outputs) and program.constant(op.outputs[0].name)
 
 
 def _computed_sizes(program: Program, op: Op) -> list[str]:

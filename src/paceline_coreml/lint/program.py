@@ -1,6 +1,6 @@
 """Queries about a package's function: producers of values, constants, declared shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cached_property
 from typing import Any, Final
 
@@ -45,10 +45,10 @@ class Program:
         """Return the operation that produces an operand; None for inputs and inline constants."""
         return self._makers.get(operand) if isinstance(operand, str) else None
 
-    def origin(self, operand: Operand | None) -> Operand | None:
+    def origin(self, operand: Operand | None, through: Set[str] = MOVE_OPS) -> Operand | None:
         """Return the operand before operations that only move its elements."""
         maker = self.maker(operand)
-        while maker is not None and maker.type in MOVE_OPS:
+        while maker is not None and maker.type in through:
             operand = first(maker, "x")
             maker = self.maker(operand)
         return operand

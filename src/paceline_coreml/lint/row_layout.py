@@ -1,7 +1,7 @@
 """The row axes of a tensor, and how operations transform them.
 
 T, the number of rows, is the length of an axis: each index belongs to one row. Does not depend on
-programs. Invariant: a layout is valid for every T; if that cannot be shown, `Untracked` is raised.
+programs. If a layout cannot be determined, `Untracked` is raised.
 
 A row axis has length `before` * T * `after`, with `after` consecutive elements per row; both are 1
 if it has only rows. A reshape can merge such an axis with its neighbors, or split it again. If the
@@ -11,13 +11,19 @@ T rows do not end up on one axis, rows and channels are mixed, which T = 1 does 
     [1, 8, 16, T]             [1, 128, T]     heads and channels merge; the last axis has the rows
     [1, 8, T, 16]             [1, 8*T*16]     one axis, 8 * T * 16: it can be split again
     [1, 8, T, 16]             [1, 128, T]     no axis for the rows: RowsMixed; correct if T = 1
+
+Operations that only move elements run on *marks*, arrays whose elements are the numbers of their
+rows; the layout of the result is read off the moved marks.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_coreml.rehearsal.ops import OPS
 
 Declared = tuple[int | None, ...]
 """A program's declared shape; None: only known at run time."""
@@ -44,6 +50,9 @@ class Axis(NamedTuple):
     @property
     def is_one(self) -> bool:
         return not self.rows and self.before == 1
+
+    def length(self, count: int) -> int:
+        return self.before * (count if self.rows else 1) * self.after
 
     def __str__(self) -> str:
         parts = [str(self.before)] if self.before > 1 or not self.rows else []
@@ -73,7 +82,47 @@ class Layout:
 
 def without_rows(shape: Declared, *, constant: bool = False) -> Layout:
     """Return a layout without rows. Raises Untracked if the shape is not known."""
-    return Layout(tuple(map(Axis, _known(shape))), constant)
+    sizes = [size for size in shape if size is not None]
+    if len(sizes) < len(shape):
+        raise Untracked(f"makes {str(list(shape)).replace('None', '?')}")
+    return Layout(tuple(map(Axis, sizes)), constant)
+
+
+def marks_of(layout: Layout, count: int) -> npt.NDArray[np.int64]:
+    """Return the marks of a layout for `count` rows, with one digit (base `count`) per row axis."""
+    shape = [axis.length(count) for axis in layout.axes]
+    marks, unit = np.zeros(shape, np.int64), 1
+    for number, axis in enumerate(layout.axes):
+        if axis.rows:
+            rows = np.arange(shape[number]) // axis.after % count
+            marks += unit * np.expand_dims(rows, [n for n in range(len(shape)) if n != number])
+            unit *= count
+    return marks
+
+
+def layout_of(marks: npt.NDArray[Any], count: int, row_axes: int) -> Layout:
+    """Return the layout of moved marks, which have `row_axes` digits.
+
+    Raises:
+        RowsMixed: rows are on several axes.
+        Untracked: some of the rows are missing, but more than one is left.
+    """
+    axes, one_for_all = list(map(Axis, marks.shape)), False
+    for digit in range(row_axes):
+        rows = marks // count**digit % count
+        varying = [n for n in range(rows.ndim) if (rows != rows.take([0], n)).any()]
+        if len(varying) > 1:
+            raise RowsMixed(f"makes {list(marks.shape)} of {count} rows, which are on several axes")
+        if not varying:
+            one_for_all = True
+            continue
+        along = rows[tuple(slice(None) if n == varying[0] else 0 for n in range(rows.ndim))]
+        after = int((along == along[0]).argmin())
+        if len(along) % (after * count) or (along != np.arange(len(along)) // after % count).any():
+            raise Untracked("takes some of the rows")
+        axes[varying[0]] = Axis(len(along) // (after * count), True, after)
+    layout = Layout(tuple(axes))
+    return replace(layout, from_many_rows=one_for_all and not layout.rows)
 
 
 def broadcast(layouts: Sequence[Layout], count: int | None) -> Layout:
@@ -162,70 +211,101 @@ def check_normalized(layout: Layout, axes: Iterable[int]) -> Layout:
     return layout
 
 
-def reshape(layout: Layout, shape: Declared, count: int | None) -> Layout:
-    """Return the layout after a reshape.
+# --- operations, by type; a handler has the parameters of MIL's operation, with layouts for arrays
 
-    Raises:
-        RowsMixed: the rows do not end up on one axis.
-        Untracked: the shape has too many unknown sizes.
-    """
-    if not layout.rows:
-        return replace(layout, axes=without_rows(shape).axes)
-    between = [1]
-    """Elements before the rows, between row axes, and after them."""
-    for axis in layout.axes:
-        between[-1] *= axis.before
-        if axis.rows:
-            between.append(axis.after)
-    if len(between) > 2:
-        return replace(layout, axes=_separate(shape, between, count))
-    axes = _on_one_axis(shape, between, count)
-    if axes is None:
-        raise RowsMixed(f"turns {layout} into {_text(shape)}, without an axis for the rows")
-    return replace(layout, axes=axes)
+BROADCASTING: Final = {"add", "sub", "mul", "real_div", "pow", "maximum"}
+"""Elementwise operations that broadcast their operands."""
+_UNARY: Final = {
+    "abs", "cast", "clip", "exp", "gelu", "identity", "rsqrt", "sigmoid", "sign", "silu",
+}  # fmt: skip
+_REDUCING: Final = {"reduce_sum", "reduce_mean", "reduce_max"}
+_MOVING: Final = {
+    "concat", "expand_dims", "reshape", "slice_by_index", "split", "squeeze", "tile", "transpose",
+}  # fmt: skip
+
+_ROWS: Final = 13
+"""T for marks if it is not fixed; a number that is unlikely to be a size in a program."""
 
 
-def _on_one_axis(
-    shape: Declared, between: Sequence[int], count: int | None
-) -> tuple[Axis, ...] | None:
-    """Return the axes of a shape if all rows are on one of them, else None."""
-    open_ended = [number for number, size in enumerate(shape) if size is None]
-    if len(open_ended) > 1 or 0 in shape:
-        raise Untracked(f"makes {_text(shape)}")
-    for number in open_ended if count is None else range(len(shape)):
-        before = math.prod(_known(shape[:number]))
-        after = math.prod(_known(shape[number + 1 :]))
-        axis = Axis(between[0] // before, True, between[1] // after)
-        if between[0] % before or between[1] % after:
-            continue
-        if count is None or shape[number] == axis.before * count * axis.after:
-            return (
-                *without_rows(shape[:number]).axes,
-                axis,
-                *without_rows(shape[number + 1 :]).axes,
-            )
-    return None
+def results_of(
+    kind: str, arguments: Mapping[str, Any], count: int | None
+) -> Layout | Sequence[Layout]:
+    """Return the layouts of an operation's outputs; `count` is T if it is fixed, else None."""
+    if kind in BROADCASTING:
+        return broadcast(list(arguments.values()), count)
+    if kind in _UNARY:
+        result: Layout = arguments["x"]
+        return result
+    if kind in _MOVING:
+        return _moved(kind, arguments, count or _ROWS)
+    if kind not in _HANDLERS:
+        raise Untracked("has no handler")
+    return _HANDLERS[kind](**arguments)
 
 
-def _separate(shape: Declared, between: Sequence[int], count: int | None) -> tuple[Axis, ...]:
-    """Return the axes of a shape whose several row axes stay separate and in order."""
-    possible = [number for number, size in enumerate(shape) if size == count]
-    for places in combinations(possible, len(between) - 1):
-        edges = [-1, *places, len(shape)]
-        sizes = [shape[low + 1 : high] for low, high in pairwise(edges)]
-        if all(
-            None not in part and math.prod(_known(part)) == size
-            for part, size in zip(sizes, between, strict=True)
-        ):
-            return tuple(ROWS if n in places else Axis(size or 0) for n, size in enumerate(shape))
-    raise Untracked(f"makes {_text(shape)}")
+def _moved(kind: str, arguments: Mapping[str, Any], count: int) -> list[Layout]:
+    """Run an operation that only moves elements, on marks."""
+    values = arguments["values"] if kind == "concat" else (arguments["x"],)
+    numbers = {sum(axis.rows for axis in value.axes) for value in values}
+    if len(numbers) > 1:
+        raise Untracked("joins values with and without rows")
+    marks = tuple(marks_of(value, count) for value in values)
+    given = {"values": marks} if kind == "concat" else {"x": marks[0]}
+    try:
+        moved = OPS[kind].run(**{**arguments, **given})
+    except ValueError as error:
+        raise RowsMixed(f"of {values[0]} fails for {count} rows: {error}") from error
+    outputs = moved if isinstance(moved, tuple) else (moved,)
+    return [layout_of(output, count, *numbers) for output in outputs]
 
 
-def _known(shape: Declared) -> list[int]:
-    if None in shape:
-        raise Untracked(f"makes {_text(shape)}")
-    return [size for size in shape if size is not None]
+def _reduce(x: Layout, axes: Sequence[int] | None = None, keep_dims: bool = False) -> Layout:
+    return reduce_axes(x, range(len(x.axes)) if axes is None else axes, keep=keep_dims)
 
 
-def _text(shape: Declared) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+def _softmax(x: Layout, axis: int = -1) -> Layout:
+    return check_normalized(x, [axis])
+
+
+def _matmul(x: Layout, y: Layout, transpose_x: bool = False, transpose_y: bool = False) -> Layout:
+    if min(len(x.axes), len(y.axes)) < 2:
+        raise Untracked(f"multiplies {x} and {y}")
+    *x_batch, left, x_sum = _transposed(x) if transpose_x else x.axes
+    *y_batch, y_sum, right = _transposed(y) if transpose_y else y.axes
+    check_contraction(x_sum, y_sum, constant=x.constant or y.constant)
+    batches = [replace(x, axes=tuple(x_batch)), replace(y, axes=tuple(y_batch))]
+    return Layout((*broadcast(batches, None).axes, left, right))
+
+
+def _transposed(layout: Layout) -> tuple[Axis, ...]:
+    *rest, a, b = layout.axes
+    return (*rest, b, a)
+
+
+def _conv(x: Layout, weight: Layout, **_: Any) -> Layout:
+    batch, channels, *places = x.axes
+    if weight.rows:
+        raise Untracked(f"has the weights {weight}")
+    if channels.rows:
+        raise RowsMixed(f"sums the channels of {x}, which hold rows")
+    if not all(axis.is_one for axis in weight.axes[2:]):
+        raise Untracked(f"has a kernel over several places of {x}")
+    return Layout((batch, weight.axes[0], *places))
+
+
+def _slice_update(x: Layout, update: Layout, **_: Any) -> Layout:
+    if x.axes == update.axes:
+        return update
+    if x.rows:
+        raise Untracked(f"writes {update} into {x}")
+    return x  # rows go to the slots starting at `begin`
+
+
+_HANDLERS: Final[Mapping[str, Callable[..., Layout | Sequence[Layout]]]] = {
+    **dict.fromkeys(_REDUCING, _reduce),
+    "softmax": _softmax,
+    "matmul": _matmul,
+    "conv": _conv,
+    "slice_update": _slice_update,
+    "write_state": lambda **_: (),
+}

@@ -10,24 +10,40 @@ It does not check the order of heads, or masks; `paceline coreml golden` does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal
 
 from paceline_coreml.lint.program import Program
-from paceline_coreml.lint.row_tracker import RowEvent, RowTracker
+from paceline_coreml.lint.row_layout import (
+    BROADCASTING,
+    ROWS,
+    Axis,
+    Layout,
+    RowsMixed,
+    Untracked,
+    broadcast,
+    results_of,
+    without_rows,
+)
 from paceline_coreml.lint.rules import Fault, program_rule
-from paceline_coreml.rehearsal.program import MilFunction
+from paceline_coreml.rehearsal.ops import OPS
+from paceline_coreml.rehearsal.program import MilFunction, Op, Operand
+from paceline_coreml.rehearsal.weights import Constant
 
 _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
     "hidden": (2,),
     "rope_cos": (0,),
     "rope_sin": (0,),
-    "attn_mask": (2, 3),
+    "attn_mask": (2,),
     "kv_write_mask": (3,),
     "window_write": (3,),
     "window_read": (2,),
 }
-"""Row axes of the inputs of paceline's shards, for a package with one static function."""
+"""Row axes of the inputs of paceline's shards."""
+
+_BETWEEN_ROWS: Final = {"read_state", "matmul", "conv"}
+"""Operations that may read other rows: through a state, or with weights per row."""
 
 
 @program_rule(
@@ -36,21 +52,12 @@ _ROW_AXES: Final[Mapping[str, tuple[int, ...]]] = {
 def row_order(program: Program) -> Iterator[Fault]:
     """Keep rows separate from each other, heads and channels; T = 1 hides such faults."""
     yield from _of_kind(program, "mixed")
-    tracker = _tracked(program).tracker
-    if tracker is None:
-        return
-    for name in program.function.block.outputs:
-        layout = tracker.layout(name)
-        if layout is not None and any(axis.rows and not axis.rows_only for axis in layout.axes):
-            yield Fault(name, f"is {layout}; expected an axis for the rows")
 
 
 @program_rule("medium", "paceline: an untracked operation is not proven correct")
 def row_order_unknown(program: Program) -> Iterator[Fault]:
     """Compare blocks with single rows (golden): rows could not be tracked through the program."""
     yield from _of_kind(program, "untracked")
-    if not _tracked(program).known:
-        yield Fault("", "the row axes of the inputs are unknown")
 
 
 @program_rule(
@@ -61,31 +68,146 @@ def declared_shape(program: Program) -> Iterator[Fault]:
     yield from _of_kind(program, "wrong-shape")
 
 
-class RowAxes(NamedTuple):
-    axes: Mapping[str, Sequence[int]]
-    """Row axes by input; empty if they are unknown."""
-    number: int | None
-    """T, if the function is for only one T."""
+def _of_kind(program: Program, kind: str) -> Iterator[Fault]:
+    return (fault for found, fault in _events(program) if found == kind)
 
 
-def row_axes_of(program: Program) -> RowAxes:
-    """Determine the row axes of a function's inputs.
+RowEvent = tuple[Literal["mixed", "untracked", "wrong-shape"], Fault]
+"""A problem with rows."""
 
-    They are the flexible axes, or the axes that differ between functions for different T. A package
-    with one static function is assumed to have the inputs of paceline's shards.
+
+@lru_cache(maxsize=4)  # functions of a package
+def _events(program: Program) -> Sequence[RowEvent]:
+    """Track a program's rows; cached, because three rules use the result."""
+    axes, count = row_axes_of(program)
+    if not any(axes.values()):
+        return [("untracked", Fault("", "the row axes of the inputs are unknown"))]
+    if count == 1:  # one row has no order
+        return []
+    tracker = RowTracker(program, axes, count)
+    return list(tracker.run())
+
+
+class RowTracker:
+    """A tracker for the row layouts of all values of a program."""
+
+    def __init__(self, program: Program, rows: Mapping[str, Sequence[int]], count: int | None):
+        """Prepare with `rows`, input name -> its row axes, and `count`, T if it is fixed."""
+        self._program, self._count = program, count
+        self.layouts: dict[str, Layout | None] = {
+            value.name: Layout(
+                tuple(
+                    ROWS if number in rows.get(value.name, ()) else Axis(size or 0)
+                    for number, size in enumerate(value.shape)
+                )
+            )
+            for value in program.function.block.inputs
+        }
+        """Layouts by name; None where rows could not be tracked."""
+
+    def run(self) -> Iterator[RowEvent]:
+        """Track the whole program. Call it once."""
+        for op in self._program.ops:
+            self.layouts |= dict.fromkeys((out.name for out in op.outputs), None)
+            try:
+                results = self._results(op)
+            except RowsMixed as error:
+                yield "mixed", Fault(op.name, f"{op.type} {error}")
+                continue
+            except Untracked as error:
+                yield "untracked", Fault(op.name, f"{op.type} {error}")
+                continue
+            for out, layout in zip(op.outputs, results, strict=False):
+                self.layouts[out.name] = layout
+                if not self._declares(out.shape, layout):
+                    what = f"{op.type} is {layout}, declared {list(out.shape)}"
+                    yield "wrong-shape", Fault(op.name, what)
+        for name in self._program.function.block.outputs:
+            made = self._layout(name)
+            if made is not None and any(axis.rows and not axis.rows_only for axis in made.axes):
+                yield "mixed", Fault(name, f"is {made}; expected an axis for the rows")
+
+    def _results(self, op: Op) -> Sequence[Layout]:
+        """Return the layouts of an operation's outputs; empty if operands are unknown."""
+        operands = {
+            parameter: [self._layout(operand) for operand in several]
+            for parameter, several in op.inputs.items()
+        }
+        layouts = [layout for several in operands.values() for layout in several if layout]
+        if len(layouts) < sum(map(len, operands.values())):
+            return []
+        if any(layout.rows for layout in layouts):
+            results = results_of(op.type, self._arguments(op, operands), self._count)
+            return [results] if isinstance(results, Layout) else results
+        of_many = any(layout.from_many_rows for layout in layouts) and op.type not in _BETWEEN_ROWS
+        if of_many and op.type in BROADCASTING:
+            return [broadcast(layouts, self._count)]
+        constant = all(layout.constant for layout in layouts)
+        made = [without_rows(out.shape, constant=constant) for out in op.outputs]
+        return [replace(layout, from_many_rows=of_many) for layout in made]
+
+    def _arguments(self, op: Op, operands: Mapping[str, Sequence[Layout | None]]) -> dict[str, Any]:
+        """Return an operation's arguments for the emulator, with layouts in place of arrays."""
+        if op.type not in OPS:
+            raise Untracked("has no handler")
+        entry, arguments = OPS[op.type], dict[str, Any]()
+        if not entry.required <= op.inputs.keys() <= entry.forms.keys():
+            raise Untracked(f"has the parameters {', '.join(op.inputs)}")
+        for parameter, layouts in operands.items():
+            form = entry.forms.get(parameter)
+            if parameter in entry.several:
+                arguments[parameter] = layouts
+            elif form is None:
+                arguments[parameter] = layouts[0]
+            elif (constant := self._program.numbers(op, parameter)) is None:
+                raise Untracked(f"has no constant {parameter}")
+            else:
+                arguments[parameter] = form(constant)
+        return arguments
+
+    def _layout(self, operand: Operand) -> Layout | None:
+        """Return an operand's layout, or None if it is unknown."""
+        if isinstance(operand, Constant):
+            return without_rows(operand.shape, constant=True)
+        if operand in self.layouts:
+            return self.layouts[operand]
+        shape = self._program.shape_of(operand)
+        return None if shape is None or None in shape else without_rows(shape, constant=True)
+
+    def _declares(self, shape: Sequence[int | None], layout: Layout) -> bool:
+        """Return True if a declared shape is a layout's; the length of rows may not be known."""
+        expected = [
+            None if axis.rows and self._count is None else axis.length(self._count or 0)
+            for axis in layout.axes
+        ]
+        return list(shape) == expected
+
+
+def row_axes_of(program: Program) -> tuple[Mapping[str, Sequence[int]], int | None]:
+    """Return the row axes by input, none if they are unknown, and T if it is fixed.
+
+    Row axes are the flexible ones. A static function is assumed to have the inputs of paceline's
+    shards.
     """
-    function = program.function
-    inputs = function.block.inputs
+    inputs = {value.name: value.shape for value in program.function.block.inputs}
     if program.flexible:
         axes = {
-            value.name: [n for n, size in enumerate(value.shape) if size is None]
-            for value in inputs
+            name: [n for n, size in enumerate(shape) if size is None]
+            for name, shape in inputs.items()
         }
-        return RowAxes(axes if len(_ranges(function)) == 1 else {}, None)
-    others = [other for other in program.package.functions.values() if other.name != function.name]
-    axes = _differing(function, others[0]) if others else _ours(function)
-    sizes = {value.shape[axis] for value in inputs for axis in axes.get(value.name, ())}
-    return RowAxes(axes, sizes.pop()) if len(sizes) == 1 else RowAxes({}, None)
+        return (axes if len(_ranges(program.function)) == 1 else {}), None
+    hidden = inputs.get("hidden", ())
+    if len(hidden) != 4:
+        return {}, None
+    known = dict(_ROW_AXES)
+    if "kv_write_mask" not in inputs:
+        known["attn_mask"] = (2, 3)  # a classifier's rows attend to each other
+    count = hidden[2]
+    rows = {
+        name: [axis for axis in known.get(name, ()) if shape[axis : axis + 1] == (count,)]
+        for name, shape in inputs.items()
+    }
+    return rows, count
 
 
 def _ranges(function: MilFunction) -> set[tuple[int | None, ...]]:
@@ -99,51 +221,3 @@ def _ranges(function: MilFunction) -> set[tuple[int | None, ...]]:
         if feature.lower[axis] != feature.upper[axis]
         or len({shape[axis] for shape in feature.choices}) > 1
     }
-
-
-def _differing(function: MilFunction, other: MilFunction) -> dict[str, list[int]]:
-    theirs = {value.name: value.shape for value in other.block.inputs}
-    return {
-        value.name: [
-            axis
-            for axis, (size, length) in enumerate(zip(value.shape, theirs[value.name], strict=True))
-            if size != length
-        ]
-        for value in function.block.inputs
-        if len(theirs.get(value.name, ())) == len(value.shape)
-    }
-
-
-def _ours(function: MilFunction) -> dict[str, list[int]]:
-    inputs = {value.name: value.shape for value in function.block.inputs}
-    hidden = inputs.get("hidden", ())
-    count = hidden[2] if len(hidden) == 4 else None
-    return {
-        name: [axis for axis in _ROW_AXES[name] if axis < len(shape) and shape[axis] == count]
-        for name, shape in inputs.items()
-        if name in _ROW_AXES
-    }
-
-
-class _Tracked(NamedTuple):
-    events: Sequence[RowEvent]
-    tracker: RowTracker | None
-    """The tracker, or None if there are no rows to track."""
-    known: bool
-    """True if the row axes of the inputs are known."""
-
-
-def _of_kind(program: Program, kind: str) -> Iterator[Fault]:
-    events = _tracked(program).events
-    return (Fault(event.where, event.what) for event in events if event.kind == kind)
-
-
-@lru_cache(maxsize=1)
-def _tracked(program: Program) -> _Tracked:
-    """Track a program's rows; cached, because three rules use the result."""
-    axes, number = row_axes_of(program)
-    known = any(axes.values())
-    if not known or number == 1:  # one row has no order
-        return _Tracked((), None, known)
-    tracker = RowTracker(program, axes, number)
-    return _Tracked(list(tracker.run()), tracker, known)

@@ -1,17 +1,13 @@
 """The registry of lint rules.
 
-A rule is a function that checks a program, a package or a whole artifact and yields faults. Its
+A rule is a function that checks a program, or a whole artifact, and yields faults. Its
 docstring is the message for users: the fix and its reason. A decorator adds the source and the
 confidence, which decides the verdict: a well-established rule fails, others warn.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Generic, Literal, NamedTuple, TypeVar
-
-from paceline_coreml.lint.program import Program
-from paceline_coreml.rehearsal.program import MilPackage
+from typing import Any, Literal, NamedTuple
 
 Verdict = Literal["fail", "warn"]
 Confidence = Literal["high", "medium", "low"]
@@ -23,12 +19,6 @@ class Fault(NamedTuple):
     where: str
     """Name of an operation, input or state; empty: the whole package."""
     what: str
-
-
-class SizedPackage(NamedTuple):
-    package: MilPackage
-    size: int
-    """Size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +34,8 @@ class Finding:
     confidence: Confidence
 
 
-_Subject = TypeVar("_Subject")
-
-
 @dataclass(frozen=True, slots=True)
-class LintRule(Generic[_Subject]):
+class LintRule:
     """A rule; `check` yields a fault for each place that breaks it."""
 
     name: str
@@ -57,42 +44,31 @@ class LintRule(Generic[_Subject]):
     """The origin of the measurement or documentation."""
     meaning: str
     """The fix and its reason."""
-    check: Callable[[_Subject], Iterable[Fault]]
+    check: Callable[[Any], Iterable[Fault]]
 
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict: only a well-established rule fails."""
-        return "fail" if self.confidence == "high" else "warn"
-
-    def findings(self, subject: _Subject, shard: str) -> Iterator[Finding]:
+    def findings(self, subject: Any, shard: str) -> Iterator[Finding]:
+        # Only a well-established rule fails.
+        verdict: Verdict = "fail" if self.confidence == "high" else "warn"
         for where, what in self.check(subject):
-            about = self.source, self.confidence
-            yield Finding(shard, self.name, self.verdict, where, what, *about)
+            yield Finding(shard, self.name, verdict, where, what, self.source, self.confidence)
 
 
-PROGRAM_RULES: list[LintRule[Program]] = []
-"""Rules about one function of a package."""
-PACKAGE_RULES: list[LintRule[SizedPackage]] = []
-"""Rules about a package."""
-ARTIFACT_RULES: list[LintRule[Sequence[SizedPackage]]] = []
+PROGRAM_RULES: list[LintRule] = []
+"""Rules about a `Program`: one function of a package."""
+ARTIFACT_RULES: list[LintRule] = []
 """Rules about all packages of an artifact together, because they share a process."""
 
-_Check = Callable[[_Subject], Iterable[Fault]]
+_Check = Callable[[Any], Iterable[Fault]]
 
 
-def _rule(
-    rules: list[LintRule[_Subject]], confidence: Confidence, source: str
-) -> Callable[[_Check[_Subject]], _Check[_Subject]]:
+def program_rule(
+    confidence: Confidence, source: str, *, rules: list[LintRule] = PROGRAM_RULES
+) -> Callable[[_Check], _Check]:
     """Register a function as a rule, with its name in dashes and its docstring as meaning."""
 
-    def register(check: _Check[_Subject]) -> _Check[_Subject]:
+    def register(check: _Check) -> _Check:
         name, meaning = check.__name__.replace("_", "-"), " ".join((check.__doc__ or "").split())
         rules.append(LintRule(name, confidence, source, meaning, check))
         return check
 
     return register
-
-
-program_rule = partial(_rule, PROGRAM_RULES)
-package_rule = partial(_rule, PACKAGE_RULES)
-artifact_rule = partial(_rule, ARTIFACT_RULES)

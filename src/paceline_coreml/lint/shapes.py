@@ -5,7 +5,6 @@ from typing import Final
 
 from paceline_coreml.lint.program import Program, first, shape_text
 from paceline_coreml.lint.rules import Fault, program_rule
-from paceline_coreml.rehearsal.program import Feature
 
 _MAX_AXES: Final = 4
 _MAX_LENGTH: Final = 16384
@@ -56,7 +55,7 @@ def unbounded(program: Program) -> Iterator[Fault]:
 def mixed_inputs(program: Program) -> Iterator[Fault]:
     """Avoid ranges together with fixed inputs and states, or listed shapes: they may not load."""
     inputs = program.function.inputs
-    ranged = [feature.name for feature in inputs if _is_ranged(feature)]
+    ranged = [feature.name for feature in inputs if not (feature.is_static or feature.choices)]
     listed = [feature.name for feature in inputs if feature.choices]
     fixed = [feature.name for feature in inputs if feature.is_static] if program.stateful else []
     if ranged and listed:
@@ -84,7 +83,3 @@ def whole_input(program: Program) -> Iterator[Fault]:
         for feature in program.function.inputs:
             if feature.dtype.startswith("int") and not feature.is_static:
                 yield Fault(feature.name, f"is {feature.dtype} of any length, with states")
-
-
-def _is_ranged(feature: Feature) -> bool:
-    return not feature.is_static and not feature.choices

@@ -50,11 +50,11 @@ def state_shift(program: Program) -> Iterator[Fault]:
     for op in program.ops:
         if op.type != "write_state":
             continue
-        joined = program.maker(_through(program, _written(program, op)))
+        joined = program.maker(program.origin(_written(program, op), _PARTS))
         if joined is None or joined.type != "concat":
             continue
         for part in joined.inputs.get("values", ()):
-            read = program.maker(_through(program, part))
+            read = program.maker(program.origin(part, _PARTS))
             if read is not None and read.type == "read_state":
                 name = str(first(op, "input"))
                 if first(read, "input") == name:
@@ -102,12 +102,3 @@ def _written(program: Program, op: Op) -> Operand | None:
         if program.shape_of(update) == program.shape_of(whole):
             return update
     return data
-
-
-def _through(program: Program, operand: Operand | None) -> Operand | None:
-    """Return the operand before slices and operations that only move its elements."""
-    maker = program.maker(operand)
-    while maker is not None and maker.type in _PARTS:
-        operand = first(maker, "x")
-        maker = program.maker(operand)
-    return operand

@@ -3,14 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from paceline.storage.files import size_of
 from paceline_coreml.lint.program import Program, first
-from paceline_coreml.lint.rules import (
-    Fault,
-    SizedPackage,
-    artifact_rule,
-    package_rule,
-    program_rule,
-)
+from paceline_coreml.lint.rules import ARTIFACT_RULES, Fault, program_rule
+from paceline_coreml.rehearsal.program import MilPackage
 
 _MEGABYTE: Final = 1 << 20
 _SMALL: Final = 14 * _MEGABYTE
@@ -70,28 +66,32 @@ def expert_scale(program: Program) -> Iterator[Fault]:
             yield Fault(op.name, f"one scale for {list(data.shape)}")
 
 
-@package_rule(
+@program_rule(
     "medium",
     "ane-book, experiments 27, 30, 31: under 14 MB to the CPU; contested: 5.3 to 8.1 MB passed",
 )
-def small(loaded: SizedPackage) -> Iterator[Fault]:
+def small(program: Program) -> Iterator[Fault]:
     """Put more layers, or head rows, into a package this small: it may run on the CPU."""
-    if loaded.size < _SMALL:
-        yield Fault("", f"{loaded.size / _MEGABYTE:.1f} MB; expected {_SMALL // _MEGABYTE} or more")
+    size = size_of(program.package.path)
+    if size < _SMALL:
+        yield Fault("", f"{size / _MEGABYTE:.1f} MB; expected {_SMALL // _MEGABYTE} or more")
 
 
-@package_rule("medium", "the seed experiments: 2,016 MB passed; ane-book: 2.3 GB went to the CPU")
-def large(loaded: SizedPackage) -> Iterator[Fault]:
+@program_rule("medium", "the seed experiments: 2,016 MB passed; ane-book: 2.3 GB went to the CPU")
+def large(program: Program) -> Iterator[Fault]:
     """Split a package this large: it may run on the CPU."""
-    if loaded.size > _LARGE:
-        yield Fault("", f"{loaded.size / _MEGABYTE:.0f} MB; expected at most {_LARGE // _MEGABYTE}")
+    size = size_of(program.package.path)
+    if size > _LARGE:
+        yield Fault("", f"{size / _MEGABYTE:.0f} MB; expected at most {_LARGE // _MEGABYTE}")
 
 
-@artifact_rule(
-    "low", "the seed experiments: error -14 over about 3 GB; contested: their Phi has 3.2 GB"
+@program_rule(
+    "low",
+    "the seed experiments: error -14 over about 3 GB; contested: their Phi has 3.2 GB",
+    rules=ARTIFACT_RULES,
 )
-def process(packages: Sequence[SizedPackage]) -> Iterator[Fault]:
+def process(packages: Sequence[MilPackage]) -> Iterator[Fault]:
     """Use fewer bits per weight: no process is known to load packages this large together."""
-    size = sum(package.size for package in packages)
+    size = sum(size_of(package.path) for package in packages)
     if size > _PROCESS:
         yield Fault("", f"{size / _MEGABYTE:.0f} MB; expected at most {_PROCESS // _MEGABYTE}")

@@ -28,22 +28,21 @@ from paceline.storage.report import Report
 from paceline_coreml import compute_plan
 from paceline_coreml.conversion.checkpoint import read_checkpoint
 from paceline_coreml.conversion.compress import compress
-from paceline_coreml.conversion.conversion_options import ConversionOptions
-from paceline_coreml.conversion.convert import OpenModel, open_model
+from paceline_coreml.conversion.convert import OpenModel, artifact_sizes, open_model
 from paceline_coreml.conversion.family import Family
-from paceline_coreml.conversion.shards import ShardSizes, convert_layers
+from paceline_coreml.conversion.shards import ShardSizes, convert_layers, state_shapes
 from paceline_coreml.conversion.source import Source
-from paceline_coreml.conversion.stateless import state_shapes
 from paceline_coreml.conversion.torch_model import run_layers
 from paceline_coreml.engine import packages
 from paceline_coreml.engine.artifact import CAUSAL_LM, Artifact, Shard
+from paceline_coreml.engine.call import run_package
 from paceline_coreml.engine.inputs import CallInputs
-from paceline_coreml.golden.checks import GRAPH_COSINE, FormatCheck, format_loss
-from paceline_coreml.golden.compare import cosines, difference, nearness
+from paceline_coreml.golden.checks import GRAPH_COSINE, FormatCheck, agreement, format_loss
+from paceline_coreml.golden.compare import nearness
 from paceline_coreml.golden.reference import Reference
-from paceline_coreml.golden.run_shards import run_package
 from paceline_coreml.golden.texts import Text, row_names
 from paceline_coreml.lint import lint
+from paceline_coreml.options import ConversionOptions
 from paceline_coreml.probe.layer_shape import (
     LayerShape,
     check_memory,
@@ -66,13 +65,9 @@ _ROWS = 16
 
 
 class ProbeOptions(NamedTuple):
-    weights: str
-    """One of `compress.FORMS`."""
     progress: Progress
     units: str = packages.DEFAULT_UNITS
     """One of `packages.UNITS`, on a Mac."""
-    stateless: bool = False
-    """True if states are inputs and outputs."""
 
 
 class Check(NamedTuple):
@@ -95,21 +90,23 @@ class _Rows(NamedTuple):
     """The same of transformers in float16."""
 
 
-def probe_shape(shape: LayerShape, options: ProbeOptions) -> Report:
-    """Convert and check a layer with random weights.
+def probe_shape(shape: LayerShape, recipe: ConversionOptions, probing: ProbeOptions) -> Report:
+    """Convert and check a layer with random weights, in the recipe's format.
 
     Raises InvalidRequest if it does not fit in memory.
     """
     check_memory(f"a layer with shape {shape}", shape, shape.weights, others=shape.weights)
     with tempfile.TemporaryDirectory() as folder:
         source = random_model(shape, Path(folder))
-        recipe = ConversionOptions(options.weights, rows=shape.T, slots=shape.S)
-        probed = probe_layer(source, open_model(source, recipe), 0, shape.T, options)
+        recipe = ConversionOptions(
+            recipe.weights, rows=shape.T, slots=shape.S, stateless=recipe.stateless
+        )
+        probed = probe_layer(source, open_model(source, recipe), 0, shape.T, probing)
     return replace(probed, value={**probed.value, "shape": asdict(shape)})
 
 
 def probe_layer(
-    source: Source, model: OpenModel, layer: int, rows: int, options: ProbeOptions
+    source: Source, model: OpenModel, layer: int, rows: int, probing: ProbeOptions
 ) -> Report:
     """Convert and check a model's layer, with its weights, in passes of `rows` rows.
 
@@ -118,7 +115,7 @@ def probe_layer(
         InvalidRequest: it is not a causal language model, has no such layer, or the layer does not
             fit in memory.
     """
-    family, slots = model.family, model.options.slots
+    family, options, slots = model.family, model.options, model.options.slots
     shape = family.shape
     _check_task(source, model)
     if layer >= shape.layers:
@@ -129,7 +126,7 @@ def probe_layer(
     weights = sum(weight.numel() for weight in family.layer(layer).parameters())
     # transformers loads all layers up to this one; embeddings are in memory twice.
     others = (layer + 1) * weights + 2 * shape.vocab_size * shape.hidden_size
-    config = read_checkpoint(source.checkpoint).config
+    config, _ = read_checkpoint(source.checkpoint)
     check_memory(name, shape_of(config, rows=rows, slots=slots), weights, others=others)
     sizes = ShardSizes(
         rows, slots, model.sizes.conv_slots, flexible=False, stateless=options.stateless
@@ -143,23 +140,23 @@ def probe_layer(
         "slots": slots,
         "weights": options.weights,
         "stateless": options.stateless,
-        "units": options.units if packages.on_a_mac() else packages.REHEARSED,
+        "units": probing.units if packages.on_a_mac() else packages.REHEARSED,
     }
     with (
-        options.progress.task(f"probing {name}"),
+        probing.progress.task(f"probing {name}"),
         tempfile.TemporaryDirectory() as work,
     ):
         compared = _rows_of(source, family, layer, sizes)
-        artifact = _convert(family, layer, Path(work), sizes, options.weights)
+        artifact = _convert(model, layer, Path(work), sizes)
         checks: list[Check] = []
-        for check in _checks(artifact, family, compared, options):
+        for check in _checks(artifact, family, compared, probing):
             checks.append(check)
             if check.passed is False:
                 break
         return _report(name, {**about, "bytes": size_of(Path(work) / PACKAGE)}, checks)
 
 
-def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) -> list[Report]:
+def run_gates(source: Source, recipe: ConversionOptions, probing: ProbeOptions) -> list[Report]:
     """Probe a random layer of the model's shape, then each kind of its layers, with its weights.
 
     Probes the numbers of rows of exact passes, up to the first report that fails. Raises
@@ -167,7 +164,7 @@ def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) 
     """
     model = open_model(source, recipe)
     _check_task(source, model)
-    config = read_checkpoint(source.checkpoint).config
+    config, _ = read_checkpoint(source.checkpoint)
     functions = model.options.functions or (model.options.rows,)
     widths = [rows for rows in functions if rows > 1] or functions
     kinds: dict[tuple[Any, ...], int] = {}
@@ -177,9 +174,9 @@ def run_gates(source: Source, recipe: ConversionOptions, options: ProbeOptions) 
         tensors = [*layer.named_parameters(), *layer.named_buffers()]
         kinds.setdefault(tuple((name, tensor.shape) for name, tensor in tensors), index)
     shapes = [shape_of(config, rows=rows, slots=model.options.slots) for rows in widths]
-    gates = [partial(probe_shape, shape, options) for shape in shapes]
+    gates = [partial(probe_shape, shape, recipe, probing) for shape in shapes]
     gates += [
-        partial(probe_layer, source, model, index, rows, options)
+        partial(probe_layer, source, model, index, rows, probing)
         for index in kinds.values()
         for rows in widths
     ]
@@ -220,29 +217,18 @@ def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _
     return _Rows(tokens, before, expected, half)
 
 
-def _convert(family: Family, index: int, folder: Path, sizes: ShardSizes, weights: str) -> Artifact:
+def _convert(model: OpenModel, index: int, folder: Path, sizes: ShardSizes) -> Artifact:
     """Convert one layer to a package in `folder`; return an artifact without a head."""
+    family = model.family
+    options = replace(model.options, rows=sizes.rows, functions=(sizes.rows,))
     program = convert_layers(family, index, index + 1, sizes=sizes)
     program.save(str(folder / _UNCOMPRESSED))
-    compress(program, weights).save(str(folder / PACKAGE))
-    shape = family.shape
+    compress(program, options.weights).save(str(folder / PACKAGE))
     outside = state_shapes(family.layer(index), index) if sizes.stateless else {}
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return Artifact(
-        name=f"layer {index}",
-        family=shape.family,
-        task=shape.task,
-        labels=(),
-        reach=0,
-        layers=1,
-        hidden_size=shape.hidden_size,
-        stream_size=shape.stream_size,
-        vocab_size=shape.vocab_size,
-        slots=sizes.slots,
-        rows=sizes.rows,
-        functions=(sizes.rows,),
-        ring=sizes.conv_slots if shape.lags else 0,
-        lags=shape.lags,
+        f"layer {index}",
+        **{**artifact_sizes(family, options, sizes.conv_slots), "layers": 1},
         layer_shards=tuple(Shard(path, 0, 1, states=outside) for path in (PACKAGE, _UNCOMPRESSED)),
         head_shards=(),
         fingerprint=fingerprint_of({str(path): sha256_of(path) for path in paths}),
@@ -252,7 +238,7 @@ def _convert(family: Family, index: int, folder: Path, sizes: ShardSizes, weight
 
 
 def _checks(
-    artifact: Artifact, family: Family, compared: _Rows, options: ProbeOptions
+    artifact: Artifact, family: Family, compared: _Rows, probing: ProbeOptions
 ) -> Iterator[Check]:
     """Run all checks, in order; a later one may rely on earlier ones."""
     rows, findings = artifact.rows, lint(artifact.folder / PACKAGE)
@@ -264,14 +250,14 @@ def _checks(
     yield Check("rules", not failing, failing[0] if failing else passing)
     if packages.on_a_mac():
         verdict = evaluate(
-            compute_plan.record(artifact.folder, PACKAGE, rows, function=None, units=options.units)
+            compute_plan.record(artifact.folder, PACKAGE, rows, function=None, units=probing.units)
         )
         on = f"{verdict.convs.on} convolutions and {verdict.others.on} other operations stay on it"
         yield Check("residency", verdict.fault is None, verdict.fault or on)
     else:
         yield Check("residency", None, "Core ML's plan is only available on a Mac")
     opener = packages.PackageOpener(
-        artifact, units=options.units, rounding="f16", on_message=options.progress.note
+        artifact, units=probing.units, rounding="f16", on_message=probing.progress.note
     )
     inputs = CallInputs(rows, *family.rope_tables(), conv_slots=artifact.ring, lags=artifact.lags)
     try:
@@ -284,16 +270,11 @@ def _checks(
         yield Check("runs", False, str(error))
         return
     # Rows must not depend on other rows of their pass, or speculation changes tokens.
-    largest = difference(blocks, singles)
+    way = agreement("single rows", {"out_hidden": singles}, {"out_hidden": blocks})
+    faults = [f"{fault}, so speculation would not be exact" for fault in way.faults(exact=True)]
     what = f"in passes of {rows}, bit-identical to single rows"
-    if largest:
-        what = (
-            f"in passes of {rows}, rows differ from single rows by up to {largest:.3g} "
-            f"(minimum cosine {cosines(blocks, singles).min():.6f}), so speculation would not be "
-            "exact"
-        )
-    yield Check("rows", largest == 0, what, milliseconds)
-    emulator = packages.PackageOpener(artifact, units=options.units, rounding="f32")
+    yield Check("rows", not faults, "; ".join(faults) or what, milliseconds)
+    emulator = packages.PackageOpener(artifact, units=probing.units, rounding="f32")
     unrounded, uncompressed = (
         run_package(emulator.open(path, None), compared.stream, rows, inputs)["out_hidden"]
         for path in (PACKAGE, _UNCOMPRESSED)

@@ -45,9 +45,6 @@ class LayerShape:
     """KV cache slots."""
 
     def __post_init__(self) -> None:
-        for key, value in asdict(self).items():
-            if value < _MIN_SIZES[key]:
-                raise InvalidRequest(f"{key} is {value}; expected {_MIN_SIZES[key]} or more")
         if self.heads % self.kv:
             raise InvalidRequest(f"kv is {self.kv}; expected a divisor of the {self.heads} heads")
         if self.dh % 2:
@@ -75,7 +72,9 @@ def parse_shape(text: str) -> LayerShape:
         if key not in _MIN_SIZES or key in sizes or not (value.isascii() and value.isdigit()):
             raise InvalidRequest(f"invalid size {part.strip()!r}; expected a shape like {EXAMPLE}")
         sizes[key] = int(value)
-    missing = [key for key in ("d", "heads") if not sizes.get(key)]
+        if sizes[key] < _MIN_SIZES[key]:
+            raise InvalidRequest(f"{key} is {value}; expected {_MIN_SIZES[key]} or more")
+    missing = [key for key in ("d", "heads") if key not in sizes]
     if missing:
         raise InvalidRequest(f"shape without {' and '.join(missing)}; expected {EXAMPLE}")
     d, heads = sizes["d"], sizes["heads"]
@@ -104,11 +103,7 @@ def shape_of(config: Any, *, rows: int, slots: int) -> LayerShape:
 def check_memory(name: str, shape: LayerShape, weights: int, *, others: int = 0) -> None:
     """Raise InvalidRequest if a layer's conversion needs more than the machine's memory.
 
-    Args:
-        name: the layer's name, for the message.
-        shape: the shape of its attention and passes.
-        weights: number of weights in its matrices.
-        others: further float32 numbers in memory.
+    `weights` is the number of weights in its matrices, `others` that of other float32 numbers.
     """
     states = shape.S * shape.heads * shape.dh
     scores = shape.heads * shape.T * shape.S

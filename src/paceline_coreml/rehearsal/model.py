@@ -43,14 +43,11 @@ class RehearsalModel:
     def __init__(
         self, path: Path | str, *, function_name: str | None = None, rounding: str = "f16"
     ) -> None:
-        """Open a package.
+        """Open a package's function, or its default one.
 
-        Args:
-            path: the `.mlpackage` folder.
-            function_name: name of the function; None: the default one.
-            rounding: "f16" rounds to fp16 after every operation whose output is declared as fp16,
-                and keeps states as fp16; "f32" never rounds; "engine" emulates the Neural Engine's
-                reported numerics (`ops/engine_numerics.py`).
+        The rounding "f16" rounds to fp16 after every operation whose output is declared as fp16,
+        and keeps states as fp16; "f32" never rounds; "engine" emulates the Neural Engine's reported
+        numerics (`ops/engine_numerics.py`).
 
         Raises:
             ModelError: it is not an ML program, is corrupt, or has unsupported operations; the
@@ -80,14 +77,10 @@ class RehearsalModel:
     def predict(
         self, data: Mapping[str, Array], state: RehearsalState | None = None
     ) -> dict[str, Array]:
-        """Run the function once.
+        """Run the function once; return output name -> array in float32, or int32 for integers.
 
-        Args:
-            data: input name -> array with a declared shape. fp16 inputs are rounded to fp16.
-            state: a state from `make_state`, which is changed. Required if the model has states.
-
-        Returns:
-            Output name -> array in float32, or int32 for integers.
+        `data` has an array with a declared shape for every input. A model with states needs a
+        `state` from `make_state`, and changes it.
 
         Raises:
             InvalidRequest: an input is missing or unknown, or its shape or type is not the declared

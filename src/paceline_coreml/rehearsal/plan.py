@@ -104,12 +104,9 @@ def make_plan(package: MilPackage, function: MilFunction, rounding: str) -> Read
     """
     if rounding not in ROUNDINGS:
         raise InvalidRequest(f"rounding is {rounding!r}; expected {', '.join(ROUNDINGS)}")
-    faults = _Faults(function)
-    if faults.messages:
-        more = f" and {len(faults.messages) - 8} more" if len(faults.messages) > 8 else ""
-        raise ModelError(
-            f"the emulator cannot run {package.path}: {'; '.join(faults.messages[:8])}{more}"
-        )
+    if faults := list(_faults(function)):
+        more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
+        raise ModelError(f"the emulator cannot run {package.path}: {'; '.join(faults[:8])}{more}")
     return _Folding(rounding).plan(function.block)
 
 
@@ -120,51 +117,44 @@ def constants_of(function: MilFunction) -> dict[str, Array]:
     return folding.constants
 
 
-class _Faults:
-    def __init__(self, function: MilFunction) -> None:
-        self.messages: list[str] = []
-        self._defined = {value.name for value in function.block.inputs}
-        self._constants: dict[str, Constant] = {}
-        for op in function.block.ops:
-            entry = OPS.get(op.type)
-            if entry is None or op.blocks:
-                fault = f"{op.type} {op.name!r} is not a supported operation"
-                self.messages.append(fault)
-            else:
-                faults = self._faults_of(op, entry)
-                self.messages += [f"{op.type} {op.name!r} {fault}" for fault in faults]
-            self._defined |= {output.name for output in op.outputs}
-        self.messages += [
-            f"the output {name} is not defined"
-            for name in function.block.outputs
-            if name not in self._defined
-        ]
-
-    def _faults_of(self, op: Op, entry: Entry) -> Iterator[str]:
-        """Yield the faults of an operation; operations before it are already checked."""
-        for parameter in sorted(entry.required - set(op.inputs)):
-            yield f"has no {parameter}"
-        for parameter, operands in op.inputs.items():
-            if parameter not in entry.forms:
-                yield f"has the unsupported parameter {parameter}"
-            elif len(operands) != 1 and parameter not in entry.several:
-                yield f"has {len(operands)} values for {parameter}, expected one"
-            for operand in operands:
-                if isinstance(operand, str) and operand not in self._defined:
-                    yield f"reads {operand}, which is not defined before it"
-                elif parameter in entry.accepts:
-                    accepted = sorted(entry.accepts[parameter])
-                    option = self._option(operand)
-                    if option not in accepted:
-                        yield f"has {parameter} {option}, expected one of {', '.join(accepted)}"
+def _faults(function: MilFunction) -> Iterator[str]:
+    defined = {value.name for value in function.block.inputs}
+    constants: dict[str, Constant] = {}
+    for op in function.block.ops:
+        entry = OPS.get(op.type)
+        if entry is None or op.blocks:
+            yield f"{op.type} {op.name!r} is not a supported operation"
+        else:
+            for fault in _operation_faults(op, entry, defined, constants):
+                yield f"{op.type} {op.name!r} {fault}"
         if op.type == "const":
-            for output, operand in zip(op.outputs, op.inputs.get("val", ()), strict=False):
-                if isinstance(operand, Constant):
-                    self._constants[output.name] = operand
+            held = {output.name: op.inputs.get("val", ("",))[0] for output in op.outputs}
+            constants |= {name: one for name, one in held.items() if isinstance(one, Constant)}
+        defined |= {output.name for output in op.outputs}
+    for name in function.block.outputs:
+        if name not in defined:
+            yield f"the output {name} is not defined"
 
-    def _option(self, operand: str | Constant) -> str:
-        constant = self._constants.get(operand) if isinstance(operand, str) else operand
-        return "computed at run time" if constant is None else str(constant.value())
+
+def _operation_faults(
+    op: Op, entry: Entry, defined: set[str], constants: Mapping[str, Constant]
+) -> Iterator[str]:
+    """Yield the faults of an operation after others with the values `defined`."""
+    for parameter in sorted(entry.required - set(op.inputs)):
+        yield f"has no {parameter}"
+    for parameter, operands in op.inputs.items():
+        if parameter not in entry.forms:
+            yield f"has the unsupported parameter {parameter}"
+        elif len(operands) != 1 and parameter not in entry.several:
+            yield f"has {len(operands)} values for {parameter}, expected one"
+        for operand in operands:
+            if isinstance(operand, str) and operand not in defined:
+                yield f"reads {operand}, which is not defined before it"
+            elif parameter in entry.accepts:
+                constant = constants.get(operand) if isinstance(operand, str) else operand
+                option = str(constant.value()) if constant else "computed at run time"
+                if option not in (accepted := sorted(entry.accepts[parameter])):
+                    yield f"has {parameter} {option}, expected one of {', '.join(accepted)}"
 
 
 class _Folding:

@@ -29,7 +29,7 @@ class _DFlash:
 
     def read(self, folder: Path) -> Any:
         """Return the config of a checkpoint; does not import MLX."""
-        from paceline_mlx.heads.dflash.config_file import read_config
+        from paceline_mlx.heads.dflash.checkpoint import read_config
 
         return read_config(folder)
 
@@ -44,7 +44,7 @@ class _DFlash:
 
     def facts(self, folder: Path) -> HeadFacts | None:
         from paceline_mlx.heads.config import architecture
-        from paceline_mlx.heads.dflash.config_file import FORMS, read_config
+        from paceline_mlx.heads.dflash.checkpoint import FORMS, read_config
 
         if (name := architecture(folder)) not in FORMS:
             return None

@@ -79,16 +79,16 @@ def put(*keys: Any, value: Any) -> Change:
         (put("lags", value=2), "ring is 0, expected at least 6"),
         (
             lambda value: value["layer_shards"].pop(0),
-            "layers 0 to 1 are in no shard: layers-002-003.mlpackage begins at 2",
+            "layers-002-003.mlpackage has layers 2 to 2, expected a range from 0",
         ),
         (lambda value: value["layer_shards"].pop(), "the last shard ends at layer 2, expected 3"),
         (
             put("layer_shards", 1, "start", value=1),
-            "layers-002-003.mlpackage begins at layer 1, which is also in the shard before it",
+            "layers-002-003.mlpackage has layers 1 to 2, expected a range from 2",
         ),
         (
             put("head_shards", 1, "start", value=110),
-            "tokens 100 to 109 are in no shard: head-000100-000160.mlpackage begins at 110",
+            "head-000100-000160.mlpackage has tokens 110 to 159, expected a range from 100",
         ),
         (put("layer_shards", 0, "taps", value=[2]), "has taps [2], expected layers"),
         (put("files", value={}), "the files of layers-000-002.mlpackage are not listed"),
@@ -113,7 +113,7 @@ def test_all_contradictions_are_reported_together(folder: Path):
         value["head_shards"][1]["start"] = 90
 
     message = changed(folder, change)
-    for part in ("ends at layer 2", "begins at token 90"):
+    for part in ("ends at layer 2", "has tokens 90 to 159"):
         assert part in message
 
 

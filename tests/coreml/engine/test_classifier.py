@@ -15,11 +15,11 @@ from paceline.cli.app import main
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import QUIET
 from paceline.storage.manifest import MANIFEST
-from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.convert import convert
 from paceline_coreml.engine.artifact import read_artifact
 from paceline_coreml.engine.classifier import TextClassifier
 from paceline_coreml.engine.engine import CoreMlEngine
+from paceline_coreml.options import ConversionOptions
 from support.coreml import tiny_source
 from support.coreml_families import TinyModel
 from support.errors import raises

@@ -13,7 +13,7 @@ FAMILIES = {
     "phi3": "llama.phi3",
     "hunyuan_v1_dense": "llama.hunyuan",
     "lfm2": "lfm2.lfm2",
-    "lfm2_moe": "lfm2.lfm2_moe",
+    "lfm2_moe": "lfm2.lfm2",
     "zaya": "zaya.Zaya",
     "openai_privacy_filter": "privacy_filter.PrivacyFilter",
 }

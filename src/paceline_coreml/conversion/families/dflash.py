@@ -23,12 +23,12 @@ from paceline.drafters.heads import check_fits, sizes_of
 from paceline.errors import InvalidRequest, ModelError
 from paceline.plugins import DRAFTERS, load
 from paceline_coreml.conversion.checkpoint import FolderTensors, Prefixed
-from paceline_coreml.conversion.conversion_options import ConversionOptions
 from paceline_coreml.conversion.decoder import Layer, linear
 from paceline_coreml.conversion.families.llama import HeadNorms, decoder
 from paceline_coreml.conversion.family import Family
 from paceline_coreml.conversion.layers import LayerInputs, RMSNorm
 from paceline_coreml.engine.artifact import Drafts
+from paceline_coreml.options import ConversionOptions
 
 CONSTANTS = {"model_type": "dflash", "hidden_act": "silu"}
 """Fields of a model's config that are missing in a drafter's."""

@@ -24,7 +24,7 @@ from paceline_coreml.conversion.decoder import (
     linear,
 )
 from paceline_coreml.conversion.experts import Experts, Stack, top_k_mask
-from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.family import Family, rotary_of
 from paceline_coreml.conversion.layers import (
     ConvState,
     GatedFeedForward,
@@ -35,33 +35,13 @@ from paceline_coreml.conversion.layers import (
 
 
 def lfm2(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
-    from transformers.models.lfm2.modeling_lfm2 import Lfm2RotaryEmbedding
-
-    return _decoder(
-        config, weights, slots, conv_slots, Lfm2RotaryEmbedding, dense=config.num_hidden_layers
-    )
-
-
-def lfm2_moe(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
-    from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeRotaryEmbedding
-
-    if not 1 <= config.num_experts_per_tok <= config.num_experts:
+    """Open a dense model, or one with experts. Raises ModelError for an unsupported config."""
+    dense = getattr(config, "num_dense_layers", config.num_hidden_layers)
+    if dense < config.num_hidden_layers and (
+        not 1 <= config.num_experts_per_tok <= config.num_experts
+    ):
         expected = f"1 to num_experts, {config.num_experts}"
         raise unsupported(config, "num_experts_per_tok", config.num_experts_per_tok, expected)
-    return _decoder(
-        config, weights, slots, conv_slots, Lfm2MoeRotaryEmbedding, dense=config.num_dense_layers
-    )
-
-
-def _decoder(
-    config: Any,
-    weights: Mapping[str, Tensor],
-    slots: int,
-    conv_slots: int,
-    rotary: Any,
-    *,
-    dense: int,
-) -> Family:
     check_rope(config, *STATIC_ROPE)
     check_layer_types(config, "full_attention", "conv")
     convolutions = "conv" in config.layer_types
@@ -87,7 +67,7 @@ def _decoder(
         weights,
         slots=slots,
         layer=layer,
-        rotary=rotary(config),
+        rotary=rotary_of(config),
         norm="model.embedding_norm.weight",
         eps=config.norm_eps,
         lags=config.conv_L_cache - 1 if convolutions else 0,

@@ -24,25 +24,19 @@ from paceline_coreml.conversion.decoder import (
     SelfAttention,
     llama_layer,
 )
-from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.family import Family, rotary_of
 from paceline_coreml.conversion.layers import RMSNorm
 
 
-def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
+def llama(config: Any, weights: Mapping[str, Tensor], *, slots: int, **_: Any) -> Family:
     """Open Llama, SmolLM2 and similar models. Raises ModelError for an unsupported config."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    del conv_slots  # no convolutions
     check_field(config, "mlp_bias", False)
     check_rope(config, *STATIC_ROPE)
-    return decoder(config, weights, slots, LlamaRotaryEmbedding(config), bias=config.attention_bias)
+    return decoder(config, weights, slots, rotary_of(config), bias=config.attention_bias)
 
 
-def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
+def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, **_: Any) -> Family:
     """Open a dense Qwen3. Raises ModelError for an unsupported config."""
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
-
-    del conv_slots  # no convolutions
     check_rope(config, *STATIC_ROPE)
     check_layer_types(config, "full_attention", "sliding_attention")
     if "sliding_attention" in config.layer_types:
@@ -51,22 +45,17 @@ def qwen3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots:
         config,
         weights,
         slots,
-        Qwen3RotaryEmbedding(config),
+        rotary_of(config),
         bias=config.attention_bias,
         norms=HeadNorms("q_norm", "k_norm"),
     )
 
 
-def hunyuan(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
+def hunyuan(config: Any, weights: Mapping[str, Tensor], *, slots: int, **_: Any) -> Family:
     """Open a dense Hunyuan (Hy-MT). Raises ModelError for an unsupported config.
 
     "dynamic" RoPE with an alpha is static: its base is larger for all tokens.
     """
-    from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
-        HunYuanDenseV1RotaryEmbedding,
-    )
-
-    del conv_slots  # no convolutions
     check_rope(config, *STATIC_ROPE, "dynamic")
     alpha = config.rope_parameters.get("alpha")
     if config.rope_parameters["rope_type"] == "dynamic" and not alpha:
@@ -77,22 +66,19 @@ def hunyuan(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slot
         config,
         weights,
         slots,
-        HunYuanDenseV1RotaryEmbedding(config),
+        rotary_of(config),
         bias=config.attention_bias,
         norms=HeadNorms("query_layernorm", "key_layernorm", after_rope=True),
     )
 
 
-def phi3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int) -> Family:
+def phi3(config: Any, weights: Mapping[str, Tensor], *, slots: int, **_: Any) -> Family:
     """Open Phi-3 or Phi-4-mini. Raises ModelError for an unsupported config.
 
     LongRoPE has two sets of frequencies: for texts of up to `original_max_position_embeddings`
     tokens and for longer ones. transformers switches in the middle of a text and recomputes all
     keys. Here cached keys are never recomputed, so the context must not exceed the first set.
     """
-    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
-
-    del conv_slots  # no convolutions
     check_rope(config, *STATIC_ROPE, "longrope", partial=True)
     check_window_unused(config, slots)
     rope = config.rope_parameters
@@ -103,7 +89,7 @@ def phi3(config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: 
             f"change in longer texts; choose at most {max_slots} slots"
         )
         raise unsupported(config, "original_max_position_embeddings", max_slots, expected)
-    return decoder(config, weights, slots, Phi3RotaryEmbedding(config), split=_split_phi3)
+    return decoder(config, weights, slots, rotary_of(config), split=_split_phi3)
 
 
 class HeadNorms(NamedTuple):

@@ -15,19 +15,15 @@ from paceline_coreml.conversion.checkpoint import Prefixed
 from paceline_coreml.conversion.config_checks import STATIC_ROPE, check_field, check_rope
 from paceline_coreml.conversion.decoder import channels, linear
 from paceline_coreml.conversion.experts import Experts, Stack, top_k_mask
-from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.family import Family, rotary_of
 from paceline_coreml.conversion.layers import LayerInputs, RMSNorm, apply_rope, query_order
 from paceline_coreml.engine.inputs import HIDDEN
 
 
 class PrivacyFilter(Family):
-    """A `Family`; `slots` is the maximum text length, and `conv_slots` is unused."""
+    """A `Family`; `slots` is the maximum text length."""
 
-    def __init__(
-        self, config: Any, weights: Mapping[str, Tensor], *, slots: int, conv_slots: int
-    ) -> None:
-        from transformers.models.openai_privacy_filter import modeling_openai_privacy_filter as m
-
+    def __init__(self, config: Any, weights: Mapping[str, Tensor], *, slots: int, **_: Any) -> None:
         check_field(config, "attention_bias", True)
         check_rope(config, *STATIC_ROPE)
         super().__init__(
@@ -35,7 +31,7 @@ class PrivacyFilter(Family):
             weights,
             slots=slots,
             layer=lambda _, tensors: PrivacyFilterLayer(config, tensors),
-            rotary=m.OpenAIPrivacyFilterRotaryEmbedding(config),
+            rotary=rotary_of(config),
             eps=config.rms_norm_eps,
         )
         self.shape = replace(

@@ -9,17 +9,17 @@ after any layer. The residual stream is float16 on the Neural Engine, but float3
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from paceline_coreml.conversion.checkpoint import Prefixed
 from paceline_coreml.conversion.config_checks import check_field, check_layer_types, unsupported
 from paceline_coreml.conversion.decoder import channels, linear
-from paceline_coreml.conversion.experts import Experts, Stack
-from paceline_coreml.conversion.families.zaya_router import ExpertRouter, Routing
-from paceline_coreml.conversion.family import Family
+from paceline_coreml.conversion.experts import Experts, Stack, top_k_mask
+from paceline_coreml.conversion.family import Family, rotary_of
 from paceline_coreml.conversion.layers import (
     Attention,
     ConvState,
@@ -29,6 +29,9 @@ from paceline_coreml.conversion.layers import (
     projection,
     query_order,
 )
+
+Routing = Literal["top-1", "soft"]
+"""The most probable expert only, or all experts; both are weighted by probability."""
 
 LAGS = 2
 """Previous rows that a query or key depends on: two consecutive convolutions with two taps."""
@@ -46,8 +49,6 @@ class Zaya(Family):
         conv_slots: int,
         routing: Routing = "top-1",
     ) -> None:
-        from transformers.models.zaya.modeling_zaya import ZayaRotaryEmbedding
-
         check_layer_types(config, "hybrid")
         check_field(config, "cca_time0", 2)
         check_field(config, "cca_time1", 2)
@@ -58,7 +59,7 @@ class Zaya(Family):
         rope_type = config.rope_parameters["hybrid"]["rope_type"]
         if rope_type != "default":
             raise unsupported(config, "rope_type", rope_type, "'default'")
-        rotary = ZayaRotaryEmbedding(config)
+        rotary = rotary_of(config)
         super().__init__(
             config,
             weights,
@@ -142,6 +143,43 @@ class ZayaLayer(nn.Module):
         weights, state = self.router(normed, state)
         x = self.merge_experts(self.experts(normed, weights), x)
         return torch.cat([x, state], dim=1)
+
+
+class ExpertRouter(nn.Module):
+    """A small network with a state that each layer passes to the next.
+
+    The last class is "no expert": a row that picks it skips the experts (adds 0). Soft routing does
+    not redistribute its probability. The balancing biases, which equalized the experts' load in
+    training, affect only the pick; an expert's weight is its plain probability.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], eps: float, routing: Routing) -> None:
+        super().__init__()
+        self.down = linear(weights, "down_proj", bias=True)
+        # The first layer has no previous router.
+        scale = weights.get("router_states_scale")
+        self.carry = None if scale is None else channels(scale)
+        self.norm = RMSNorm(weights["router_mlp.norm.weight"], eps)
+        self.first = linear(weights, "router_mlp.fc1", bias=True)
+        self.second = linear(weights, "router_mlp.fc2", bias=True)
+        self.out = linear(weights, "router_mlp.out_proj")
+        self.biases = channels(weights["balancing_biases"])
+        self._experts, self._routing = self.biases.shape[1] - 1, routing
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Route x [1, d, T, 1], with the previous layer's state [1, router_hidden_size, T, 1].
+
+        Returns the experts' weights [1, experts, T, 1] and the next layer's state.
+        """
+        new = self.down(x)
+        if self.carry is not None:
+            new = new + state * self.carry
+        inner = F.gelu(self.second(F.gelu(self.first(self.norm(new)))))
+        probabilities = self.out(inner).softmax(1)
+        if self._routing == "soft":
+            return probabilities[:, : self._experts], new
+        picked = top_k_mask(probabilities + self.biases, 1)
+        return (probabilities * picked)[:, : self._experts], new
 
 
 class Merge(nn.Module):

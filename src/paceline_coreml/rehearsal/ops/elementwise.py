@@ -47,38 +47,15 @@ def smaller(x: Array, y: Array | float) -> Array:
     return np.minimum(x, y) + 0
 
 
-def _unary(function: Callable[[Array], Array]) -> Callable[..., Array]:
-    def run(x: Array) -> Array:
-        return function(x)
-
-    return run
-
-
-def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    def run(x: Array, y: Array) -> Array:
-        return function(x, y)
-
-    return run
-
-
-_UNARY: dict[str, Callable[[Array], Array]] = {
-    "abs": np.abs,
-    "sign": np.sign,
-    "exp": exp,
-    "sigmoid": sigmoid,
-}
-_BINARY: dict[str, Callable[[Array, Array], Array]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "real_div": np.divide,
-    "maximum": larger,
-}
-
-for _name, _function in _UNARY.items():
-    op(_name)(_unary(_function))
-for _name, _of_two in _BINARY.items():
-    op(_name)(_binary(_of_two))
+op("abs")(lambda x: np.abs(x))  # noqa: PLW0108  (a ufunc has no signature)
+op("sign")(lambda x: np.sign(x))  # noqa: PLW0108
+op("exp")(exp)
+op("sigmoid")(sigmoid)
+op("add")(lambda x, y: x + y)
+op("sub")(lambda x, y: x - y)
+op("mul")(lambda x, y: x * y)
+op("real_div")(lambda x, y: x / y)
+op("maximum")(larger)
 
 
 @op("pow")

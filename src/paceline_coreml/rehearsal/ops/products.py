@@ -1,4 +1,4 @@
-"""Sums of products: one function multiplies all matrices of a program.
+"""Sums of products, for 1x1 convolutions and matmul: one function multiplies all matrices.
 
 Why rows are independent: each number of a product is the dot product of two contiguous vectors,
 computed by a separate call (`vecdot` calls BLAS's `sdot` once per pair). The number and position of
@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from paceline_coreml.rehearsal.ops.table import Array
+from paceline_coreml.rehearsal.ops.table import Array, Ints, op
 from paceline_coreml.rehearsal.rounding import to_half
 
 SHORT: Final = 16
@@ -82,3 +82,34 @@ def dots(a: Array, b: Array) -> Array:
     for term in range(terms):
         total += a[..., :, None, term] * b[..., None, :, term]
     return total
+
+
+@op("conv", pad_type=("valid", "custom"))
+def _conv(
+    x: Array,
+    weight: Array,
+    *,
+    pad_type: str = "valid",
+    bias: Array | None = None,
+    strides: Ints | None = None,
+    pad: Ints | None = None,
+    dilations: Ints | None = None,
+    groups: int = 1,
+) -> Array:
+    """Convolve x [N, C, ...] with weight [O, C / groups, 1, ...]; return [N, O, ...]."""
+    batch, channels, *places = x.shape
+    if weight[0].size * groups != channels or {*(strides or ())} - {1} or any(pad or ()):
+        raise ValueError(
+            f"kernel {list(weight.shape)} with strides {strides} and pad {pad} on "
+            f"{list(x.shape)}; expected a 1x1 convolution"
+        )
+    rows = x.reshape(batch, groups, channels // groups, -1).swapaxes(2, 3)
+    filters = weight.reshape(groups, len(weight) // groups, -1)
+    out = dots(filters, rows).reshape(batch, len(weight), *places)
+    return out if bias is None else out + bias.reshape(-1, *(1,) * (x.ndim - 2))
+
+
+@op("matmul")
+def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Array:
+    """Multiply x [..., M, K] by y [..., K, N]; leading axes broadcast as in numpy."""
+    return dots(x.swapaxes(-1, -2) if transpose_x else x, y if transpose_y else y.swapaxes(-1, -2))

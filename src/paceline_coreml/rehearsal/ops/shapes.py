@@ -5,7 +5,7 @@ They do not compute, so they do not round.
 
 import numpy as np
 
-from paceline_coreml.rehearsal.ops.table import Array, Arrays, Bools, Ints, op
+from paceline_coreml.rehearsal.ops.table import Array, Arrays, Bools, Cell, Ints, op
 
 
 @op("transpose", moves=True)
@@ -105,3 +105,17 @@ def slices(
         else:
             parts.append(slice(first, None if to_edge[axis] else end[axis], step))
     return tuple(parts)
+
+
+# --- states, which a model keeps between forward passes
+
+
+@op("read_state", moves=True)
+def _read_state(input: Cell) -> Array:
+    return input.array
+
+
+@op("write_state", moves=True)
+def _write_state(input: Cell, data: Array) -> Arrays:
+    input.array = data  # replaced, so values that were read before do not change
+    return ()

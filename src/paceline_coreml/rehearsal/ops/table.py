@@ -1,8 +1,8 @@
 """The table of operations: names, accepted constants, and the functions that compute them.
 
 A function gets a MIL operation's parameters with MIL's names, and returns its output or a tuple of
-outputs. Its annotations are the types of its parameters. Opening a package with an unknown
-parameter, or a constant that is not accepted, fails.
+outputs. Its annotations are the types of its parameters, by default arrays. Opening a package with
+an unknown parameter, or a constant that is not accepted, fails.
 
 Arithmetic is in float32, or in the integers' own type. Functions do not convert or round results:
 the caller does. Invariant of this folder: a token's row does not depend on other rows (see
@@ -77,10 +77,10 @@ def op(
 
 
 def _form(annotation: Any) -> Callable[[Any], Any] | None:
-    """Return the conversion of a value to an annotation's type, or None if there is none."""
+    """Return the conversion of a value to an annotation's type, or None for arrays."""
     kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
     optional = isinstance(annotation, UnionType) and len(kinds) == 1
-    return _FORMS[kinds[0] if optional else annotation]
+    return _FORMS.get(kinds[0] if optional else annotation)
 
 
 def _ints(value: Array) -> Ints:
@@ -91,10 +91,7 @@ def _bools(value: Array) -> Bools:
     return tuple(bool(flag) for flag in np.ravel(value).tolist())
 
 
-_FORMS: dict[Any, Callable[[Any], Any] | None] = {
-    Array: None,
-    Arrays: None,
-    Cell: None,
+_FORMS: dict[Any, Callable[[Any], Any]] = {
     str: str,
     int: int,
     float: float,

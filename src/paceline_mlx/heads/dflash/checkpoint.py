@@ -1,4 +1,8 @@
-"""The shape and tensors of a DFlash checkpoint. `config_file` reads its config.json.
+"""Reads a DFlash checkpoint, z-lab's DFlash, DFlash 2, or DSpark: its shape and its tensors.
+
+The fields of `config.json` mean the same as in the original code: z-lab/dflash (dflash/model.py)
+and deepseek-ai/DeepSpec (deepspec/modeling/dspark/qwen3). Layers with a sliding window are causal
+in a block unless `is_causal` is false, as in vLLM (model_executor/models/qwen3_dflash.py).
 
 All faults of a checkpoint, and mismatches with the target, are reported in one error before
 anything is computed.
@@ -7,9 +11,20 @@ anything is computed.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from paceline_mlx.heads.config import HeadConfig
+from paceline.errors import ModelError
+from paceline.storage.files import read_json
+from paceline.storage.validation import Count, Limit, Positive, list_faults, validated
+from paceline_mlx.heads.config import (
+    CONFIG,
+    DrafterFile,
+    HeadConfig,
+    One,
+    PositiveFloat,
+    architecture,
+    with_fields_of,
+)
 from paceline_mlx.heads.weights import check_tensors, stored_tensors
 from paceline_mlx.hooks import Array
 
@@ -121,6 +136,171 @@ class Config(HeadConfig):
     def check(self, folder: Path, tensors: Mapping[str, Any]) -> None:
         """Raise ModelError if tensors, of MLX or torch, have wrong shapes or are not finite."""
         check_tensors(folder, self.shapes(), tensors)
+
+
+FORMS = {
+    "DFlashDraftModel": "DFlash",
+    "DFlash2DraftModel": "DFlash 2",
+    "Qwen3DSparkModel": "DSpark",
+}
+
+_NotEmpty = Limit(min_length=1)
+_Block = Annotated[int, Limit(ge=2)]
+
+_CANDIDATES = 256
+"""Number of a row's best tokens that DSpark's Markov head scores. More would read its whole output
+matrix once per draft; vLLM has the same limit (`dspark_draft_topk`)."""
+
+
+@dataclass(kw_only=True)
+class _File(DrafterFile):
+    architectures: Annotated[
+        list[Literal["DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel"]], _NotEmpty
+    ]
+    num_key_value_heads: Positive
+    num_hidden_layers: Positive
+    num_target_layers: Positive
+    partial_rotary_factor: One = 1.0
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    sliding_window: int | None = None
+    is_causal: bool | None = None
+    is_neox_style: Literal[True] | None = None
+
+
+@dataclass(kw_only=True)
+class _DFlashConfig:
+    target_layer_ids: Annotated[list[Count], _NotEmpty]
+    mask_token_id: Count
+    causal: bool | None = None
+    input_embedding_scale: PositiveFloat = 1.0
+    output_multiplier: PositiveFloat = 1.0
+    final_logit_softcapping: Annotated[float, Limit(ge=0)] | None = None
+    use_swa: Literal[False] | None = None
+    attention_sink_bias: Literal[False] | None = None
+
+
+@dataclass(kw_only=True)
+class _DFlash2Config(_DFlashConfig):
+    block_size: _Block
+    conv_kernel_size: Positive
+    conv_group_size: Positive
+    selector_rank: Positive
+    selector_top_k: Positive
+
+
+@dataclass(kw_only=True)
+class _DFlashFile(_File):
+    block_size: _Block
+    dflash_config: _DFlashConfig
+
+
+@dataclass(kw_only=True)
+class _DFlash2File(_File):
+    dflash_config: _DFlash2Config
+
+
+@dataclass(kw_only=True)
+class _DSparkFile(_File):
+    block_size: _Block
+    target_layer_ids: Annotated[list[Count], _NotEmpty]
+    mask_token_id: Count
+    markov_rank: Count
+    markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
+    enable_confidence_head: bool
+    confidence_head_with_markov: bool = False
+
+
+def read_config(folder: Path) -> Config:
+    """Read and validate `config.json`.
+
+    Raises ModelError if this is not a DFlash checkpoint, or if its format is not supported; the
+    message lists every fault.
+    """
+    path = folder / CONFIG
+    raw, name = read_json(path), architecture(folder)
+    if name == "Qwen3DSparkModel":
+        return _dspark(path, raw)
+    if name == "DFlash2DraftModel":
+        dflash2 = validated(_DFlash2File, raw, str(path), error=ModelError)
+        nested = dflash2.dflash_config
+        convolution = Convolution(nested.conv_kernel_size, nested.conv_group_size)
+        faults = []
+        if dflash2.hidden_size % convolution.group:
+            faults.append(f"conv_group_size {convolution.group} does not divide hidden_size")
+        if convolution.taps > nested.block_size:
+            faults.append(f"conv_kernel_size {convolution.taps} > block_size {nested.block_size}")
+        if nested.selector_top_k > dflash2.vocab_size:
+            faults.append(f"selector_top_k {nested.selector_top_k} is larger than the vocabulary")
+        chain = Chain("selector", nested.selector_rank, nested.selector_top_k)
+        extra = {"block_size": nested.block_size, "convolution": convolution, "chain": chain}
+        return _config(path, dflash2, _common(nested) | extra, faults)
+    file = validated(_DFlashFile, raw, str(path), error=ModelError)
+    return _config(path, file, _common(file.dflash_config) | {"block_size": file.block_size}, [])
+
+
+def _common(nested: _DFlashConfig) -> dict[str, Any]:
+    return {
+        "taps": tuple(nested.target_layer_ids),
+        "mask_token_id": nested.mask_token_id,
+        "causal": nested.causal,
+        "embedding_scale": nested.input_embedding_scale,
+        "logit_scale": nested.output_multiplier,
+        "logit_cap": nested.final_logit_softcapping or None,
+    }
+
+
+def _dspark(path: Path, raw: object) -> Config:
+    file = validated(_DSparkFile, raw, str(path), error=ModelError)
+    reads_draft = file.enable_confidence_head and file.confidence_head_with_markov
+    faults = []
+    if file.markov_rank and file.markov_head_type is None:
+        faults.append(f"markov_rank is {file.markov_rank} without a markov_head_type")
+    if reads_draft and not file.markov_rank:
+        faults.append("confidence_head_with_markov needs a markov_rank above 0")
+    chain = None
+    if file.markov_rank or file.enable_confidence_head:
+        chain = Chain(
+            (file.markov_head_type or "vanilla") if file.markov_rank else "none",
+            file.markov_rank,
+            min(_CANDIDATES, file.vocab_size),
+            confidence=file.enable_confidence_head,
+            confidence_reads_draft=reads_draft,
+        )
+    values = {
+        "taps": tuple(file.target_layer_ids),
+        "mask_token_id": file.mask_token_id,
+        "block_size": file.block_size,
+        "causal": False,
+        "first_drafted": 0,
+        "chain": chain,
+    }
+    file.is_causal = None  # if set, it describes the target; DSpark's code ignores it
+    return _config(path, file, values, faults)
+
+
+def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]) -> Config:
+    """Return the config in a file. Raises ModelError if its values contradict each other."""
+    if faults := faults + _contradictions(file, settings):
+        raise ModelError(list_faults(str(path), faults))
+    kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
+    windows = [file.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    settings["causal"] = settings["causal"] if file.is_causal is None else file.is_causal
+    return with_fields_of(Config, file, windows=tuple(windows), **file.settings(), **settings)
+
+
+def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
+    faults, kinds = file.head_faults(), file.layer_types
+    last_tap, mask = max(settings["taps"]), settings["mask_token_id"]
+    if last_tap >= file.num_target_layers:
+        faults.append(f"layer {last_tap} is tapped; the target has {file.num_target_layers} layers")
+    if mask >= file.vocab_size:
+        faults.append(f"mask_token_id is {mask}; the vocabulary has {file.vocab_size} tokens")
+    if kinds is not None:
+        if len(kinds) != file.num_hidden_layers:
+            faults.append(f"layer_types has {len(kinds)} entries, not {file.num_hidden_layers}")
+        if "sliding_attention" in kinds and not (file.sliding_window or 0) > 0:
+            faults.append(f"sliding_window is {file.sliding_window} for sliding_attention")
+    return faults
 
 
 def read_tensors(folder: Path, config: Config) -> dict[str, Array]:

@@ -21,8 +21,7 @@ from paceline.decoding.types import DeferredRows
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline_mlx.heads.cache import HeadCache, NewRows
 from paceline_mlx.heads.dflash.chain import Candidates, ChainHead
-from paceline_mlx.heads.dflash.checkpoint import Config, read_tensors
-from paceline_mlx.heads.dflash.config_file import read_config
+from paceline_mlx.heads.dflash.checkpoint import Config, read_config, read_tensors
 from paceline_mlx.heads.drafter import DFlashDrafter
 from paceline_mlx.heads.network import HeadNetwork, swiglu
 from paceline_mlx.heads.weights import Matrix, Weights
@@ -98,16 +97,11 @@ class Network(HeadNetwork):
         *,
         sampler: DraftSampler | None = None,
     ) -> tuple[Sequence[int], Sequence[float]]:
-        """Append rows to the cache and fill a block that begins with the last token.
+        """Append rows to the cache and fill a block that begins with `token`, at `position`.
 
-        Args:
-            cache: keys and values of the tokens before the rows.
-            token: the last token. Its hidden states are not known yet.
-            position: the position of `token`.
-            rows: hidden states of the newest tokens before it, or None if there are none.
-            sampler: picks the drafts; None: take the most likely tokens.
-
-        Returns the block's draft tokens and their probabilities. Both are deferred unless a sampler
+        `token` is the last one; its hidden states are not known yet. `rows` are the hidden states
+        of the newest tokens before it, if any. Returns the block's draft tokens, the most likely
+        ones or the picks of `sampler`, and their probabilities. Both are deferred unless a sampler
         or a chain picked them.
         """
         if rows is not None and rows.start + len(rows.tapped) != position:
