@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+from inspect import ismodule
 from pathlib import Path
 from typing import NamedTuple
 
@@ -204,7 +205,8 @@ def heavy(name: str) -> bool:
 def parts(module: str) -> Container[str]:
     """Return the names in `models` that a module may import."""
     if (package(module), subpackage(module)) != (CORE, "models"):
-        return {"", *paceline.models.__all__}
+        exported = vars(paceline.models).items()
+        return {"", "published", *(name for name, value in exported if not ismodule(value))}
     return PARTS[part(module)] | {part(module)} if part(module) in PARTS else PARTS
 
 

@@ -13,9 +13,9 @@ from paceline.cli.chat.commands import EndOfChat, run_command
 from paceline.cli.chat.session import Session
 from paceline.cli.options import ModelOptions, Output
 from paceline.errors import InvalidRequest, ModelError
+from paceline.models import resolve
 from paceline.options import STRUCTURES
 from paceline.runtime.conversation import Conversation
-from paceline.runtime.load import find_files
 from support.errors import raises
 
 
@@ -176,8 +176,8 @@ def test_the_conversation_continues_after_switching_models_or_a_failed_switch(
     other.write_bytes(tiny_gguf.read_bytes())
     run_command(session, f"/model {other}")
     session.turn("two")
-    files = find_files(str(other))  # the other one vanishes after that
-    monkeypatch.setattr("paceline.cli.chat.session.find_files", lambda *_, **__: files)
+    files = resolve(str(other))  # the other one vanishes after that
+    monkeypatch.setattr("paceline.cli.chat.session.resolve", lambda *_, **__: files)
     with pytest.raises(ModelError):
         run_command(session, f"/model {tmp_path / 'gone.gguf'}")
     assert session.model == str(other)

@@ -180,7 +180,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "vocabulary": (
         "DFlash",
         {"tokenizer.ggml.tokens": [f"t{i}" for i in range(COUNT - 1)]},
-        f"has {COUNT - 1} tokens",
+        f"vocabulary is {COUNT - 1}",
     ),
 }
 

@@ -167,7 +167,7 @@ FAULTS: list[tuple[Callable[..., None], str]] = [
     (full_disk, "the disk is full"),
     (offline, f"cannot download {GGUF}"),
     (unknown, "no published drafter for"),
-    (of_another, "it drafts for another model"),
+    (of_another, "a drafter for another target"),
     (truncated, f"is truncated; download it again; `paceline rm {GGUF}:Q8_0` removes it"),
     (of_another_kind, "does not contain a dflash drafter"),
 ]
@@ -223,7 +223,7 @@ def test_auto_skips_an_incompatible_drafter_with_one_warning(
         for _ in range(2):
             assert model.generate(PROMPT, raw=True, max_tokens=4).drafter == "suffix"
     written = capsys.readouterr().err
-    assert written.count("it drafts for another model") == written.count("continues without") == 1
+    assert written.count("a drafter for another target") == written.count("continues without") == 1
 
 
 @pytest.mark.mlx

@@ -73,9 +73,9 @@ def prompts(scripted_server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterat
     model: Model = scripted_server.model
     _open_answer = model._open_answer
 
-    def opening(tokens: Any, *positional: Any, **named: Any) -> Any:
-        prompts.append([*map(int, tokens)])
-        return _open_answer(tokens, *positional, **named)
+    def opening(queued: Any, *positional: Any) -> Any:
+        prompts.append([*map(int, queued.tokens)])
+        return _open_answer(queued, *positional)
 
     monkeypatch.setattr(model, "_open_answer", opening)
     yield prompts

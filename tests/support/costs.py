@@ -4,8 +4,10 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from paceline.decoding.costs import CostTable
+from paceline.engines.base import Engine
 from paceline.engines.costs import Costs
 from paceline.engines.exact import RowComparison
+from paceline.runtime.exactness import Exactness
 from paceline.runtime.model import Model
 
 
@@ -26,13 +28,17 @@ class FixedCosts(Costs):
         pass
 
 
-class Unmeasured:
-    def comparisons(self, names: Set[str] = frozenset(), *_: object) -> Mapping[str, RowComparison]:
+class Unmeasured(Exactness):
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def comparisons(
+        self, names: Set[str] = frozenset(), *_: object, **__: object
+    ) -> Mapping[str, RowComparison]:
         return {name: RowComparison(1, 0) for name in names}
 
 
 def give_costs(model: Model, table: CostTable) -> None:
     """Have the model's calls cost what `table` says, and compare none of its rows."""
     fixed: Any = FixedCosts(table)
-    unmeasured: Any = Unmeasured()
-    model.costs, model._exactness = fixed, unmeasured
+    model.costs, model._exactness = fixed, Unmeasured(model.engine)

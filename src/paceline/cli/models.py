@@ -46,14 +46,15 @@ def models(
 
 def measured(model: "ModelEntry") -> "ModelEntry":
     """Return a model with its size on disk, derived files included, and its device."""
+    from paceline.engines.llamacpp.libraries import device_for
     from paceline.models import removal_of
-    from paceline.runtime.load import device_of, packed_copies
+    from paceline.runtime.load import packed_copies
 
     if not model.here and model.folder is None:
         return model
     size = removal_of([model]).with_paths(packed_copies).bytes_on_disk
     file = model.file or next(iter(model.folder.glob("*.gguf") if model.folder else ()), None)
-    return replace(model, bytes=size, device=device_of(file) if file else None)
+    return replace(model, bytes=size, device=device_for(file) if file else None)
 
 
 def _print_models(

@@ -40,10 +40,10 @@ def show(*, model: ModelArgument, output: Output) -> int:
 def _facts(files: "ModelFiles") -> dict[str, Any]:
     """Return the facts of an installed model that need no engine, for JSON."""
     from paceline.drafters import DrafterSpec
+    from paceline.engines.llamacpp.libraries import device_for
     from paceline.models.published import published_for
     from paceline.runtime.drafting import Drafting
     from paceline.runtime.exactness import stored_exactness
-    from paceline.runtime.load import device_of
     from paceline.runtime.request import defaults_of
 
     settings = defaults_of(files).resolve({}).items()
@@ -54,7 +54,7 @@ def _facts(files: "ModelFiles") -> dict[str, Any]:
         "source": files.source,
         "license": files.facts.license,
         "engine": files.engine,
-        "device": files.weights and device_of(files.weights),
+        "device": files.weights and device_for(files.weights),
         "path": str(files.path),
         "bytes": files.weights_bytes,
         "context_length": files.context_length,

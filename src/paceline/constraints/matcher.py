@@ -94,7 +94,6 @@ class GrammarConstraint:
 
     @property
     def _state(self) -> dict[str, Any]:
-        """The matcher's, after the tokens that it has."""
         if self._number is None:
             try:
                 self._known = self._counted(self._open())
@@ -103,7 +102,6 @@ class GrammarConstraint:
         return self._known
 
     def _open(self) -> dict[str, Any]:
-        """Open a matcher with the tokens so far; returns its state."""
         self._number, state = self._processes.open(self._grammar, self._tokens)
         weakref.finalize(self, self._processes.close, self._number).atexit = False
         return state
@@ -146,7 +144,6 @@ class GrammarConstraint:
 
 
 def library() -> ModuleType:
-    """Import llguidance. Raises MissingExtra."""
     try:
         import llguidance
     except ImportError as error:

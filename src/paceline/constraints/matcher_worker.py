@@ -98,7 +98,6 @@ class Matchers:
         self._open: dict[int, llguidance.LLMatcher] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the response to a request. Raises _RejectedError."""
         for closed in request["closed"]:
             self._open.pop(closed, None)
         do = request["do"]

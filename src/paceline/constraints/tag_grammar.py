@@ -16,8 +16,6 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class TagGrammar(ValueGrammar):
-    """Makes the rules for one function's arguments."""
-
     def _is_writable(self, key: str) -> bool:
         return key != "" and self._form.tags.name.fullmatch(key) is not None
 

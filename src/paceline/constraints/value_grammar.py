@@ -145,7 +145,6 @@ class ValueGrammar:
         return self._references[reference]
 
     def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
-        """Return a rule for a value of one JSON type."""
         if kind in ("integer", "number"):
             kept = {name: schema[name] for name in _NUMBERS if name in schema}
             return self._document({"type": kind, **kept})
@@ -189,7 +188,6 @@ class ValueGrammar:
         return lark
 
     def _anything(self) -> str:
-        """Return a rule for a value of any type."""
         if not self._any:
             self._any = f"{self._name}any"
             kinds = [self._kind(kind, {}) for kind in ("string", "number", "boolean", "null")]

@@ -42,7 +42,6 @@ class CostTable:
         object.__setattr__(self, "seconds", dict(zip(order, rising, strict=True)))
 
     def __call__(self, rows: int) -> float:
-        """Return the seconds per forward pass of `rows` rows."""
         known = list(self.seconds)
         if rows in self.seconds or len(known) == 1:
             return self.seconds.get(rows, self.seconds[known[0]])

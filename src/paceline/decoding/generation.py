@@ -48,8 +48,6 @@ _RECOMPUTE_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that generates the tokens."""
-
     vocab_size: int
     context_length: int
     """Maximum tokens of prompt and response together."""
@@ -81,8 +79,6 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The drafters of a response, and their policy."""
-
     policy: Policy
     """Chooses the drafters and the draft length."""
     drafters: Sequence[Drafter] = ()

@@ -22,8 +22,6 @@ _RECIPIENT = re.compile(r"[\s<]")
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """The tags around reasoning in one response."""
-
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     tokens: Mapping[int, str]
@@ -70,7 +68,6 @@ class _State(Enum):
 
 class ReasoningStream(TextStream):
     def __init__(self, decode: Decode, stops: Sequence[str], marks: ReasoningMarks) -> None:
-        """Prepare for one response. Raises ValueError if a stop string is empty."""
         self._decode = decode
         self._plain = TextStream(decode)
         self._stop = StopStrings(stops)

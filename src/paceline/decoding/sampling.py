@@ -184,12 +184,10 @@ class _TokenCounts:
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """The tokens, [n]."""
         return self._ids[: len(self._places)]
 
     @property
     def times(self) -> npt.NDArray[np.float32]:
-        """The count of each token, [n]."""
         return self._times[: len(self._places)]
 
     def add(self, token: int) -> None:

@@ -29,7 +29,6 @@ class StopStrings:
     """Cuts a text before its earliest stop string, and holds back a possible start of one."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """Prepare for one response. Raises ValueError if a stop string is empty."""
         if not all(stops):
             raise ValueError("a stop string is empty; expected at least one character")
         self._stops = tuple(stops)
@@ -65,7 +64,6 @@ class TextStream:
     """Number of reasoning tokens; see `decoding/reasoning.py`."""
 
     def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
-        """Prepare for one response. Raises ValueError if a stop string is empty."""
         self._decode = decode
         self._stop = StopStrings(stops)
         self._window: list[int] = []
@@ -73,7 +71,6 @@ class TextStream:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text; None so far."""
         return self._stop.stopped_by
 
     def push(self, token: int) -> Piece:

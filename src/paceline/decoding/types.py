@@ -178,8 +178,6 @@ class Drafter(Protocol):
 
 
 class DecodeOutcome(NamedTuple):
-    """Result of a decode step, for a policy."""
-
     proposal: Proposal
     """The proposal that was verified."""
     accepted: int
@@ -229,8 +227,6 @@ class Constraint(Protocol):
 
 
 class FinishReason(StrEnum):
-    """The reason why a generation ended."""
-
     STOP = "stop"
     """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
@@ -277,7 +273,6 @@ class Piece(NamedTuple):
     """None if the request does not record logprobs."""
 
     def extended(self, text: str, final: str = "", reasoning: str = "") -> "Piece":
-        """Return the same token with more text."""
         text, final, reasoning = self.text + text, self.final + final, self.reasoning + reasoning
         return self._replace(text=text, final=final, reasoning=reasoning)
 

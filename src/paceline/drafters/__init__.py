@@ -21,27 +21,3 @@ from paceline.drafters.model import DraftModel
 from paceline.drafters.probe import Probe
 from paceline.drafters.suffix import AnswerHistory
 from paceline.drafters.table import Table
-
-__all__ = [
-    "AnswerHistory",
-    "DraftKV",
-    "DraftModel",
-    "DrafterResources",
-    "DrafterSpec",
-    "Fault",
-    "GuardedDrafter",
-    "HeadFacts",
-    "KeptText",
-    "Probe",
-    "RequestContext",
-    "Sizes",
-    "Table",
-    "create",
-    "drafter_names",
-    "load_kind",
-    "read_facts",
-    "shipped",
-    "sizes_of",
-    "slots",
-    "taps",
-]

@@ -58,7 +58,6 @@ class AheadDrafter(Drafter):
         self._limit = 1
         self._accepted = False
         self.used = 0
-        """Proposals that were drafted ahead and used."""
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         self._limit = limit

@@ -22,7 +22,6 @@ class DraftSampler:
     """
 
     def __init__(self, sampling: Sampling, prompt_length: int, vocab_size: int) -> None:
-        """Sample with the settings of `sampling`, from rows of `vocab_size` logits."""
         bias = {token: value for token, value in sampling.logit_bias.items() if token < vocab_size}
         self._sampling = replace(sampling, logit_bias=bias)
         self._prompt_length, self._vocab_size = prompt_length, vocab_size

@@ -73,8 +73,6 @@ class Sizes(NamedTuple):
 
 
 class HeadFacts(NamedTuple):
-    """Facts from a head's files."""
-
     kind: str
     """The drafter that runs it, as in `KIND:FOLDER`."""
     form: str
@@ -99,7 +97,9 @@ def check_fits(folder: Path, head: HeadFacts, target: Sizes) -> None:
         if its is not None and its != targets
     ]
     if faults:
-        raise ModelError(f"{folder} is a drafter for another target: {'; '.join(faults)}")
+        raise ModelError(
+            f"{folder} is a drafter for another target: {'; '.join(faults)}; use one for this model"
+        )
 
 
 class HeadKind(Protocol):
@@ -222,7 +222,6 @@ def load_kind(engine: str, kind: str) -> HeadKind:
 
 
 def kinds_inside(target: Path, engine: str) -> list[str]:
-    """Return the kinds of the heads inside a target's own files."""
     kinds = [kind for kind, engines in engines_by_kind().items() if engine in engines]
     return [kind for kind in kinds if load_kind(engine, kind).is_inside(target)]
 

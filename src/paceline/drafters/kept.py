@@ -5,11 +5,11 @@ itself: where eight consecutive tokens have occurred before, the same continuati
 `runtime/kept.py` saves the answers and has them counted; this module looks them up.
 """
 
+import io
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,9 @@ from paceline.drafters.table import (
 )
 from paceline.drafters.table_counts import count_table
 from paceline.errors import ModelError
-from paceline.storage.columns import read_columns, write_columns
-from paceline.storage.validation import Count
+from paceline.storage.files import write_bytes
 
-KIND = "paceline kept counts"
+_FORM = "paceline kept counts 2"
 
 MATCH = 8
 """Consecutive tokens looked up in the text (docs/decisions/kept-answers.md)."""
@@ -42,43 +41,14 @@ _FIRST = 1000
 _GROWTH = 8
 """Answers are recounted when 1 / this of them is new: counting takes microseconds per token."""
 
-_COLUMNS = {
-    "keys": "uint32",
-    "successors": "",
-    "probabilities": "uint8",
-    "text": "",
-    "match_keys": "uint32",
-    "matches": "uint32",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class KeptFacts:
-    """Facts in the header of a file of counts."""
-
-    fingerprint: str
-    """Fingerprint of the target's weights."""
-    vocab_size: Count
-    log_bytes: Count
-    """Size of the file of answers that was counted."""
-
-
-class _AnswerTokens(NamedTuple):
-    """An answer to count, without its prompt."""
-
-    answer: Sequence[int]
-    prompt: Sequence[int] = ()
-
 
 class KeptText:
-    """Counted answers, in memory or as memory maps; one serves all requests of a process."""
+    """Counted answers; one serves all requests of a process."""
 
-    def __init__(self, columns: dict[str, Any], vocab_size: int) -> None:
+    def __init__(self, columns: Mapping[str, Any], vocab_size: int) -> None:
         """Look up in these columns, made by `count` or `open`."""
         self._columns, self._end = columns, vocab_size
-        self.table = Table(
-            TableColumns(columns["keys"], columns["successors"], columns["probabilities"])
-        )
+        self.table = Table(TableColumns(*(columns[name] for name in TableColumns._fields)))
         self._text = memoryview(columns["text"])
         self._keys = memoryview(columns["match_keys"])
         self._matches = memoryview(columns["matches"])
@@ -86,7 +56,7 @@ class KeptText:
     @classmethod
     def count(cls, answers: Sequence[Sequence[int]], vocab_size: int) -> "KeptText":
         """Count answers, oldest first: about four microseconds a token."""
-        table = count_table([_AnswerTokens(answer) for answer in answers]).columns(vocab_size)
+        table = count_table([((), answer) for answer in answers]).columns(vocab_size)
         # A token that the vocabulary lacks ends every answer: no match and no proposal crosses it.
         ended = [np.array([*answer, vocab_size], np.int64) for answer in answers]
         text = np.concatenate([np.empty(0, np.int64), *ended])
@@ -101,9 +71,7 @@ class KeptText:
         latest = order[is_latest]
         return cls(
             {
-                "keys": table.keys,
-                "successors": table.tokens,
-                "probabilities": table.probabilities,
+                **table._asdict(),
                 "text": text.astype(token_type(vocab_size + 1)),
                 "match_keys": keys[latest],
                 "matches": (latest + MATCH).astype(np.uint32),
@@ -112,39 +80,29 @@ class KeptText:
         )
 
     @classmethod
-    def open(cls, path: Path, fingerprint: str, vocab_size: int) -> tuple["KeptText", KeptFacts]:
-        """Open a file that `write` wrote.
+    def open(cls, path: Path, fingerprint: str, vocab_size: int) -> tuple["KeptText", int]:
+        """Open a file that `write` wrote; return also the size of the log that was counted.
 
-        Raises ModelError if it belongs to another model or version, or is damaged so that a draft
-        could have a token that the target lacks.
+        Raises ModelError if it belongs to another model or version, or is damaged (numpy's archives
+        have checksums), and OSError.
         """
-        facts, columns = read_columns(path, KIND, KeptFacts)
-        if (facts.fingerprint, facts.vocab_size) != (fingerprint, vocab_size):
-            raise ModelError(f"{path} has counts of another model's answers")
-        if columns.keys() != _COLUMNS.keys():
-            raise ModelError(f"{path} has columns {', '.join(columns)}; expected others")
-        types = {
-            **_COLUMNS,
-            "successors": np.dtype(token_type(vocab_size)).name,
-            "text": np.dtype(token_type(vocab_size + 1)).name,
-        }
-        text, entries = columns["text"], len(columns["keys"])
-        is_whole = (
-            all(str(columns[name].dtype) == type_ for name, type_ in types.items())
-            and entries == len(columns["successors"]) == len(columns["probabilities"])
-            and len(columns["match_keys"]) == len(columns["matches"])
-            and columns["successors"].max(initial=0) < vocab_size
-            and text.max(initial=0) <= vocab_size
-            and columns["matches"].max(initial=0) < max(len(text), 1)
-        )
-        if not is_whole:
-            raise ModelError(f"{path} is damaged: its columns do not fit together")
-        return cls(columns, vocab_size), facts
+        try:
+            with np.load(path) as file:
+                columns = {name: file[name] for name in file.files}
+            identity, log_bytes = columns.pop("identity").tolist(), int(columns.pop("log_bytes"))
+        except OSError:
+            raise
+        except Exception as error:  # numpy does not document its errors for damaged files
+            raise ModelError(f"{path} is damaged: {error}") from error
+        if identity != _identity(fingerprint, vocab_size):
+            raise ModelError(f"{path} has counts of another model's answers, or another version")
+        return cls(columns, vocab_size), log_bytes
 
-    def write(self, path: Path, facts: KeptFacts) -> None:
-        """Write all columns to one file. Raises OSError."""
-        facts_by_name = {name: getattr(facts, name) for name in KeptFacts.__slots__}
-        write_columns(path, KIND, facts_by_name, self._columns)
+    def write(self, path: Path, fingerprint: str, log_bytes: int) -> None:
+        """Write all columns to one file; `fingerprint` is that of the model. Raises OSError."""
+        content, identity = io.BytesIO(), np.array(_identity(fingerprint, self._end))
+        np.savez(content, identity=identity, log_bytes=np.array(log_bytes), **self._columns)
+        write_bytes(path, content.getvalue())
 
     def match(self, context: Sequence[int]) -> Match | None:
         """Return the latest place in the text where the last `MATCH` tokens of `context` occur."""
@@ -186,6 +144,10 @@ class KeptDrafter(Drafter):
         if match is not None and tokens:
             return Proposal(tokens, "kept text", match.length)
         return self._table.propose(context, limit)
+
+
+def _identity(fingerprint: str, vocab_size: int) -> list[str]:
+    return [_FORM, fingerprint, str(vocab_size)]
 
 
 def due(tokens: float, counted: float) -> bool:

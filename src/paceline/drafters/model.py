@@ -41,8 +41,6 @@ class DraftModel:
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a draft model, for one request."""
-
     name = "model"
 
     def __init__(

@@ -19,8 +19,6 @@ _MAX_POSITIONS = 64
 
 
 class PredictionDrafter(Drafter):
-    """Proposes the next tokens of the prediction."""
-
     name = "prediction"
 
     def __init__(self, prediction: Sequence[int], prompt_length: int) -> None:
@@ -47,7 +45,6 @@ class PredictionDrafter(Drafter):
         return Proposal(self._prediction[self._at : self._at + limit], self.name, self._match)
 
     def _follow(self, context: Sequence[int], at: int) -> None:
-        """Advance by the context's token at index `at`."""
         if 0 <= self._at < len(self._prediction) and self._prediction[self._at] == context[at]:
             self._at += 1
             self._match += 1

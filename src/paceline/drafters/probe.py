@@ -13,7 +13,6 @@ class Probe(Drafter):
     """
 
     def __init__(self, drafter: Drafter, length: int) -> None:
-        """Probe `drafter` with drafts of up to `length` tokens."""
         self.name = f"probe({drafter.name})"
         self.watched = drafter.name
         self.steps = 0

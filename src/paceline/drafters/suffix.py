@@ -120,7 +120,6 @@ class AnswerHistory:
     """Earlier answers of this process; the oldest are evicted when it is full."""
 
     def __init__(self, max_tokens: int = 200_000) -> None:
-        """Keep at most about `max_tokens` tokens."""
         self._max_tokens = max_tokens
         self._answers: list[list[int]] = []
         self.automaton = SuffixAutomaton()
@@ -149,7 +148,6 @@ class SuffixDrafter(Drafter):
     name = "suffix"
 
     def __init__(self, history: AnswerHistory | None = None) -> None:
-        """Search the request's own text and `history`, if there is one."""
         self._own = SuffixAutomaton()
         self._history = history
         self._earlier = history.automaton if history else None
@@ -170,7 +168,6 @@ class SuffixDrafter(Drafter):
         return Proposal(tokens, self.name, repeat.length)
 
     def _index(self, context: Sequence[int]) -> None:
-        """Index the new tokens, and match them against the history."""
         if self._history and self._earlier is not self._history.automaton:
             self._earlier, self._cursor = self._history.automaton, START
         for token in context[len(self._own.text) :]:

@@ -189,12 +189,10 @@ def token_type(vocab_size: int) -> type[np.unsignedinteger]:
 
 
 def entry_bytes(vocab_size: int) -> int:
-    """Return the bytes of an entry on disk: key, token and probability."""
     return 4 + np.dtype(token_type(vocab_size)).itemsize + 1
 
 
 def _column(path: Path, kind: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Open a column as a memory map."""
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -6,7 +6,7 @@ most predictions.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +35,8 @@ _MISSED = 0.02
 """Probability of a token that the shorter context does not predict."""
 
 
-class TokenizedAnswer(Protocol):
-    """Token ids of an answer, and of its prompt, which is only context and may be empty."""
-
-    @property
-    def prompt(self) -> Sequence[int]: ...
-
-    @property
-    def answer(self) -> Sequence[int]: ...
+Answers = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Token ids of prompts, which are only context and may be empty, and of their answers."""
 
 
 class Entries(NamedTuple):
@@ -90,8 +84,8 @@ class _Text(NamedTuple):
 class _Predictions:
     """Predictions of a table at every position of all answers, order by order."""
 
-    def __init__(self, answers: Sequence[TokenizedAnswer]) -> None:
-        places = sum(len(answer.answer) for answer in answers)
+    def __init__(self, answers: Answers) -> None:
+        places = sum(len(answer) for _, answer in answers)
         self.tokens = np.full(places, -1, np.int64)
         self.probabilities = np.zeros(places)
 
@@ -105,7 +99,7 @@ class _Predictions:
         self.probabilities[text.where[matches]] = entries.probabilities[at[matches]]
 
 
-def count_table(answers: Sequence[TokenizedAnswer]) -> Entries:
+def count_table(answers: Answers) -> Entries:
     """Count successors in the answers; prompts are only context."""
     predictions = _Predictions(answers)
     orders = []
@@ -121,10 +115,10 @@ def count_table(answers: Sequence[TokenizedAnswer]) -> Entries:
     return _merged(orders)
 
 
-def accuracy(entries: Entries, answers: Sequence[TokenizedAnswer]) -> dict[str, float]:
+def accuracy(entries: Entries, answers: Answers) -> dict[str, float]:
     """Evaluate on answers: share of tokens predicted correctly, and the mean probability."""
     predictions = _Predictions(answers)
-    truth = np.concatenate([answer.answer for answer in answers])
+    truth = np.concatenate([answer for _, answer in answers])
     for order in range(MAX_ORDER):
         predictions.take(entries, _text(answers, order))
     return {
@@ -134,18 +128,18 @@ def accuracy(entries: Entries, answers: Sequence[TokenizedAnswer]) -> dict[str, 
     }
 
 
-def _text(answers: Sequence[TokenizedAnswer], order: int) -> _Text:
+def _text(answers: Answers, order: int) -> _Text:
     keys, nexts, where = [], [], []
     place = 0
     if not answers:
         return _Text(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    for answer in answers:
-        tokens, first = np.array([*answer.prompt, *answer.answer], np.int64), len(answer.prompt)
+    for prompt, answer in answers:
+        tokens, first = np.array([*prompt, *answer], np.int64), len(prompt)
         begin = max(first, order + 1)  # the context must be complete
         keys.append(keys_at(tokens, order)[begin - order - 1 : -1])
         nexts.append(tokens[begin:])
         where.append(np.arange(begin, len(tokens)) - first + place)
-        place += len(answer.answer)
+        place += len(answer)
     return _Text(np.concatenate(keys), np.concatenate(nexts), np.concatenate(where))
 
 

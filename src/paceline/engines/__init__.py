@@ -22,8 +22,6 @@ _OF_ONE_ENGINE = {
 }
 """Setting -> the engine that has it, and the engine's models."""
 
-__all__ = ["ENGINES", "Engine", "EngineSettings", "check_engine", "check_settings", "open_engine"]
-
 
 def check_engine(name: str) -> None:
     """Raise InvalidRequest for an unknown engine, MissingExtra if its packages are missing."""

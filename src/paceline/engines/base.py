@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +49,6 @@ class KVSequence(Protocol):
         """
         ...
 
-    @property
-    def unused(self) -> int:
-        """Allocated slots after `length`: rows that fit even when the cache is full."""
-        ...
-
     def commit(self, rows: int) -> None:
         """Keep the first `rows` rows of the last block."""
         ...
@@ -85,37 +80,6 @@ class KVState(NamedTuple):
     data: npt.NDArray[np.uint8]
     """[bytes], in the engine's own format."""
     length: int
-    """Slots that it contains."""
-
-
-@runtime_checkable
-class SupportsKVExport(Protocol):
-    """An engine whose KV can be exported, and restored in another engine of the same kind."""
-
-    @property
-    def can_export_kv(self) -> bool:
-        """True if it supports this model; recurrent layers have states besides KV."""
-        ...
-
-    def state_of(self, sequence: KVSequence) -> KVState:
-        """Copy the KV of a sequence whose slots are all shareable."""
-        ...
-
-    def restore(self, sequence: KVSequence, state: KVState, length: int) -> None:
-        """Replace a sequence with the first `length` slots of a state, as if they were prefilled.
-
-        Raises CacheFull, or ModelError for an unreadable state; the sequence is then empty.
-        """
-        ...
-
-
-@runtime_checkable
-class Closeable(Protocol):
-    """An engine that holds resources outside Python."""
-
-    def close(self) -> None:
-        """Free them; its sequences are gone."""
-        ...
 
 
 class StepResult(NamedTuple):
@@ -168,7 +132,7 @@ class EngineSettings:
             raise InvalidRequest(f"rows is {self.min_rows}; expected 2 (exact) or 1")
         for name, max_value in {**_MAX_VALUES, "threads": cpu_cores()}.items():
             value, why = getattr(self, name), " (one per CPU), or None" * (name == "threads")
-            if value is not None and not _within(value, max_value):
+            if value is not None and not (type(value) is int and 1 <= value <= max_value):
                 expected = f"a whole number from 1 to {max_value}{why}"
                 raise InvalidRequest(f"{name} is {value!r:.40}; expected {expected}")
         if self.kv_cache_type not in (None, "q8_0"):
@@ -192,12 +156,11 @@ class EngineSettings:
         return min(self.contexts * context_length, max_bytes // max(slot_bytes, 1))
 
 
-def _within(value: object, max_value: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= max_value
-
-
 class Engine(Protocol):
-    """A runtime with a loaded model; see the top of this file."""
+    """A runtime with a loaded model; see the top of this file.
+
+    It may also have `close`, and export KV as `LlamaCppEngine` does (`can_export_kv`).
+    """
 
     name: str
     vocab_size: int

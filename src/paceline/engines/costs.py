@@ -30,7 +30,7 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
 from paceline.engines.base import Engine
 from paceline.errors import ModelError
-from paceline.storage.files import digest_of, read_json, write_json
+from paceline.storage.files import digest_of, read_json, store_json
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Row counts of a cost table; costs between them are interpolated."""
@@ -113,7 +113,6 @@ class Costs:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The learned costs, for JSON."""
         return {"line": self._line.tolist(), "ratios": {**self._ratios}}
 
     @property
@@ -149,7 +148,6 @@ class Costs:
             self._ratios[rows] = keep * weight + 1, keep * total + found
 
     def table(self) -> CostTable:
-        """Return the current costs."""
         start, slope = self._fit()
         ratios = {rows: self._ratio(rows) for rows in ROWS}
         return CostTable(
@@ -215,11 +213,9 @@ class SharedCosts:
 
     @property
     def row(self) -> float:
-        """Seconds of one more row."""
         return float(self._numbers[1])
 
     def __call__(self, rows: int, sequences: int) -> float:
-        """Return the seconds of a pass."""
         return float(self._numbers @ (1, rows, sequences - 1))
 
     def observe(self, rows: int, sequences: int, seconds: float) -> None:
@@ -263,9 +259,7 @@ class StoredCosts(Costs):
         pairs = [(table(rows), self._stored(rows)) for rows in ROWS]
         if all(max(new / old, old / new) < _CHANGE for new, old in pairs):
             return
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, self.state)
+        if store_json(self._path, self.state):
             self._stored = table
 
 

@@ -49,7 +49,6 @@ class Depth(NamedTuple):
     """The amount of rows that are compared after a context."""
 
     answer: int
-    """Rows of the answer."""
     blocks: Sequence[int]
     """Rows of the blocks that decode it."""
     chunks: Sequence[int] = ()
@@ -94,7 +93,6 @@ class RowComparison:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return values for JSON, with rates."""
         rows = max(self.rows, 1)
         return {
             "holds": self.holds,
@@ -316,7 +314,6 @@ class _Text:
             yield compare(_rows(self._engine, child, text, [further], 1), expected)
 
     def _begin_answer(self) -> None:
-        """Prefill the prompt again."""
         self._sequence.rewind(0)
         _rows(self._engine, self._sequence, self._prompt, [], 1)
 

@@ -5,7 +5,7 @@ slots. Sequences that share a prefix share its full blocks. With blocks of 4 slo
 tokens, and a fork of its first 9:
 
     slots       0 1 2 3   4 5 6 7   8 9 . .
-    sequence    block 5   block 2   block 7     length 10, unused 2
+    sequence    block 5   block 2   block 7     length 10
     fork(9)     block 5   block 2               length 8: only full blocks are shared
 
     reserve(3)  block 5   block 2   block 7   block 0      slots 10, 11, 12 for a block of 3 rows
@@ -30,7 +30,6 @@ class BlockPool:
     """Allocates KV blocks and counts their holders, which are sequences."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
-        """Create a pool of `blocks` KV blocks of `block_size` slots."""
         self.block_size = block_size
         self.blocks = blocks
         self.spare = blocks
@@ -63,7 +62,6 @@ class BlockPool:
         return self._holders[block] > 1
 
     def freed_by(self, tables: Iterable["BlockTable"]) -> int:
-        """Count the slots freed by closing `tables`: see `Engine.freed_by`."""
         held = Counter(number for table in tables for number in table._numbers)
         free = sum(count == self._holders[number] for number, count in held.items())
         return free * self.block_size
@@ -88,18 +86,11 @@ class BlockTable:
 
     @property
     def length(self) -> int:
-        """Committed slots."""
         return self._length
 
     @property
     def shareable_length(self) -> int:
-        """Length of the prefix whose KV equals a fresh prefill bit for bit."""
         return self._length
-
-    @property
-    def unused(self) -> int:
-        """Slots after `length` in the allocated KV blocks."""
-        return len(self._numbers) * self._pool.block_size - self._length
 
     def reserve(self, rows: int) -> None:
         """Allocate KV blocks for a block of `rows` rows after `length`.
@@ -155,14 +146,10 @@ class BlockTable:
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self._length} slots")
         full = min(length, self._length) // self._pool.block_size
-        other = self._new()
+        other = type(self)(self._pool, self._context_length)
         other._numbers = [self._pool.share(block) for block in self._numbers[:full]]
         other._length = other._reserved = full * self._pool.block_size
         return other
-
-    def _new(self) -> Self:
-        """Create an empty sequence like this one."""
-        return type(self)(self._pool, self._context_length)
 
     def close(self) -> None:
         self._length = self._reserved = 0
@@ -184,14 +171,12 @@ class PrefillTable(BlockTable):
     shares_answers = False
 
     def __init__(self, pool: BlockPool, context_length: int) -> None:
-        """Create an empty sequence that can grow to `context_length` slots."""
         super().__init__(pool, context_length)
         self._shareable_length = 0
         self._prefill = False
 
     @property
     def shareable_length(self) -> int:
-        """Length of the prefix that forks may share."""
         return self._shareable_length
 
     def ran(self, block: Block) -> None:

@@ -16,13 +16,12 @@ Where a runtime's source says which rows are in a class, an engine states its ru
 them (`rows_hold` in `exact.py`). Where that depends on the chip, it measures them.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import ModelError
-from paceline.storage.files import read_json, write_json
+from paceline.storage.files import read_json, store_json
 
 
 class RowRange(NamedTuple):
@@ -92,12 +91,8 @@ class RowRules(NamedTuple):
 
 
 def save_rules(path: Path | None, rules: RowRules) -> None:
-    """Store verified rules if a path is given."""
-    if path is None:
-        return
-    with contextlib.suppress(OSError):  # they are then verified again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, rules._asdict())
+    if path is not None:
+        store_json(path, rules._asdict())
 
 
 def load_rules(path: Path | None) -> RowRules | None:

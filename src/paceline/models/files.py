@@ -53,7 +53,6 @@ class ModelFiles:
 
     @property
     def context_length(self) -> int:
-        """Maximum tokens of prompt and answer."""
         return self.facts.context_length
 
     @property

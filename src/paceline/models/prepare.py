@@ -29,7 +29,6 @@ from paceline.storage.workspace import publish, workspace
 from paceline.system.machine import CACHE_VARIABLE, cache_dir
 
 _FORM = 3
-"""Version of the files derived from a GGUF file."""
 _DERIVED_BYTES = 64 << 20
 
 _GROUP, _GROUP_BYTES = 32, 34

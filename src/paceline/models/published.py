@@ -46,7 +46,6 @@ class Published:
     name: str
     """owner/name, or owner/name:TAG."""
     source: str
-    """The page that describes it."""
     bytes: Positive | None = None
     gain: Gain | None = None
 
@@ -57,7 +56,6 @@ class Published:
 
     @property
     def engine(self) -> str:
-        """The engine of the models that it drafts for."""
         return _ENGINES[self.format]
 
     def size(self) -> int | None:
@@ -133,7 +131,6 @@ class Installed:
     """The installed published drafters for one model, as `auto` uses them."""
 
     def __init__(self, files: ModelFiles, progress: Progress) -> None:
-        """Read nothing yet."""
         self._files, self._progress = files, progress
         self._specs: list[str] | None = None
         self._opened: object = None

@@ -57,6 +57,7 @@ def resolve(
     Raises ModelNotFound if the model does not exist or lacks this format, InvalidRequest if it
     is for another engine or has no revisions, and ModelError.
     """
+    engine = None if engine == "auto" else engine
     if engine == "coreml" and not (as_path(name) / MANIFEST).is_file():
         name = name.removesuffix(CORE_ML_SUFFIX) + CORE_ML_SUFFIX
     elif engine == "mlx":
@@ -196,7 +197,6 @@ def _from_hub(target: HubName, base: str, request: _Request) -> Path:
 
 
 def _listing(target: HubName, name: str) -> Repository:
-    """Return the listing of a Hub repository. Raises ModelError."""
     try:
         return hub.repository(target.repository, target.revision)
     except ModelNotFound as error:

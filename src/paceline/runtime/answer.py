@@ -8,15 +8,17 @@ This module reads the clock; `decoding` does not. Each second of a step is count
 the engine's forward pass, or as sampling.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from paceline.decoding.generation import Generation, Speculation
-from paceline.decoding.types import Block, Piece, Policy, Step, TokenLogprob
+from paceline.decoding.types import Block, Piece, Step
 from paceline.engines.base import Engine, KVSequence, StepResult
-from paceline.engines.exact import RowComparison
+from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, RowComparison
 from paceline.errors import InvalidRequest
+from paceline.models import Progress
 from paceline.runtime.request import Request, RequestDrafters
 from paceline.runtime.result import Result, Stats
 
@@ -24,60 +26,7 @@ if TYPE_CHECKING:
     from paceline import Model
 
 
-class Job(Protocol):
-    """A unit of the scheduler's work: an answer, an embedding, or decisions."""
-
-    sequence: KVSequence
-    shared: bool
-    """True if a forward pass also had other sequences."""
-    failed: bool
-    """True if an error ended it."""
-
-    @property
-    def policy(self) -> Policy | None: ...
-    @property
-    def tokens(self) -> list[int]:
-        """The prompt and the tokens generated so far."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """The number of `tokens`."""
-        ...
-
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def prefilling(self) -> bool:
-        """True if the next block is part of the prompt."""
-        ...
-
-    @property
-    def recomputing(self) -> bool:
-        """True if the next block computes rows again, after `restart`."""
-        ...
-
-    @property
-    def result(self) -> Any:
-        """The result after `close`, or None if there is none."""
-        ...
-
-    def restart(self, sequence: KVSequence) -> None:
-        """Continue in another sequence, which holds a prefix of the prompt."""
-
-    def next_block(self, max_rows: int | None = None) -> Block: ...
-    def accept(self, rows: StepResult, place: int) -> Step:
-        """Accept this job's rows of a forward pass."""
-        ...
-
-    def finish(self) -> None:
-        """Make the result if the job has ended. This may run the engine, to measure it."""
-
-    def close(self) -> None:
-        """End the job; the output so far is the result. After the end this does nothing."""
-
-
-class PrefillJob:
+class PrefillJob(ABC):
     """A job that computes only rows of prompts, and starts over after a preemption."""
 
     policy = None  # nothing is drafted
@@ -104,11 +53,17 @@ class PrefillJob:
     def restart(self, sequence: KVSequence) -> None:
         raise RuntimeError("the job starts over")  # all its blocks are prefill
 
+    @abstractmethod
+    def next_block(self, max_rows: int | None = None) -> Block: ...
+
+    @abstractmethod
+    def accept(self, rows: StepResult, place: int) -> Step: ...
+
     def finish(self) -> None:
-        pass
+        return
 
     def close(self) -> None:
-        pass
+        return
 
 
 class Answer:
@@ -123,29 +78,28 @@ class Answer:
         drafters: RequestDrafters,
         *,
         started: float,
-        exactness: Callable[["Answer"], Mapping[str, RowComparison] | None],
-        on_end: Sequence[Callable[["Answer"], None]] = (),
+        make_room: Callable[[], None],
     ) -> None:
-        """Answer `tokens`; `Model._open_answer` explains the arguments.
-
-        `exactness` is called at the end for `Result.exactness`, then `on_end` in order. Raises
-        InvalidRequest if the prompt fills the context, or an option names an unknown token.
-        """
-        self.request, self.drafters = request, drafters
+        """Answer `tokens`, asked at `started`; see `Model._open_answer`."""
+        self._model, self.request, self.drafters = model, request, drafters
         self.engine, self.sequence = model.engine, sequence
         self.policy = drafters.policy
         self.cached = sequence.length > 0
-        self.chunked = self.shared = self.failed = False
+        self.chunked = False
+        self.shared = False
+        """True if a forward pass also had other sequences."""
+        self.failed = False
+        """True if an error ended it."""
         self.stats = Stats(load_seconds=model.load_seconds, cached_tokens=sequence.length)
-        self._model, self._costs = model.files.name, model.costs
-        self._exactness, self._on_end = exactness, on_end
+        self.result: Result | None = None
+        """The result after `close`."""
+        self._make_room = make_room
         self._block_length = 0
         self._text: list[Piece] = []
         self._started = self._began = self._drafted = started
-        self._result: Result | None = None
         drafts = [*drafters.probes, *drafters.asked]
         try:
-            self._generation = Generation(
+            self.generation = Generation(
                 tokens,
                 model._target,
                 request.rules(model.files.stop_token_ids),
@@ -157,47 +111,36 @@ class Answer:
 
     @property
     def tokens(self) -> list[int]:
-        return self._generation.tokens
-
-    @property
-    def generated(self) -> list[int]:
-        """The tokens generated so far."""
-        return self._generation.answer
-
-    @property
-    def logprobs(self) -> list[TokenLogprob]:
-        """The logprobs of the tokens generated so far, if they were requested."""
-        return self._generation.logprobs
+        return self.generation.tokens
 
     @property
     def finished(self) -> bool:
-        return self._generation.finished
+        return self.generation.finished
 
     @property
     def count(self) -> int:
-        return self._generation.token_count
+        return self.generation.token_count
 
     @property
     def prefilling(self) -> bool:
-        return self._generation.prefilling
+        """True if the next block is part of the prompt."""
+        return self.generation.prefilling
 
     @property
     def recomputing(self) -> bool:
-        return self._generation.recomputing
-
-    @property
-    def result(self) -> Result | None:
-        return self._result
+        """True if the next block computes rows again, after `restart`."""
+        return self.generation.recomputing
 
     def restart(self, sequence: KVSequence) -> None:
-        self._generation.restart(sequence.length)
+        """Continue in another sequence, which holds a prefix of the prompt."""
+        self.generation.restart(sequence.length)
         self.sequence = sequence
         self.cached = self.chunked = True
         self.stats.preempted += 1
 
     def next_block(self, max_rows: int | None = None) -> Block:
         self._began = perf_counter()
-        block = self._generation.next_block(max_rows)
+        block = self.generation.next_block(max_rows)
         self._drafted = perf_counter()
         self._block_length = len(block.tokens)
         return block
@@ -206,9 +149,9 @@ class Answer:
         """Accept this answer's rows of a forward pass, and count the step's time."""
         stats = self.stats
         verified = perf_counter()
-        prefilling, recomputing = self._generation.prefilling, self._generation.recomputing
+        prefilling, recomputing = self.generation.prefilling, self.generation.recomputing
         taken = verified - self._began
-        step = self._generation.accept(
+        step = self.generation.accept(
             rows.logits[place],
             best=rows.best[place] if rows.best else None,
             taps=rows.taps[place],
@@ -234,41 +177,49 @@ class Answer:
             stats.sample_seconds += ended - verified
             stats.decoded += len(step.pieces)
             if len(rows.logits) == 1:
-                self._costs.observe(self._block_length, context, rows.seconds)
+                self._model.costs.observe(self._block_length, context, rows.seconds)
         self._text += step.pieces
         return step
 
+    def compare(self, progress: Progress | None = None) -> Mapping[str, RowComparison] | None:
+        """Return the comparisons for the conditions so far, measured now where one is missing."""
+        conditions = {
+            BLOCK_LENGTH: not self.request.drafter.none or self.engine.min_rows < 2,
+            PREFIX_CACHE: self.cached,
+            CHUNKED_PREFILL: self.chunked,
+            BATCH: self.shared,
+        }
+        names = {name for name, depends in conditions.items() if depends}
+        return self._model._exactness.evidence(names, self._make_room, progress)
+
     def finish(self) -> None:
-        if self._generation.finished:
+        """Make the result if the answer has ended. This may run the engine, to measure it."""
+        if self.generation.finished:
             self.close()
 
     def close(self) -> None:
-        if self._result is None:
-            self._make_result()
-
-    def _make_result(self) -> None:
-        generation, stats = self._generation, self.stats
+        """End the answer; the output so far is the result. After the end this does nothing."""
+        if self.result is not None:
+            return
+        generation, stats, model = self.generation, self.stats, self._model
         self._text.append(generation.cancel())
         if probes := self.drafters.probes:
             stats.probe = {probe.watched: probe.count(self.tokens) for probe in probes}
         generation.close()
         assert generation.finish_reason is not None
-        exactness = None if self.failed else self._exactness(self)
-        self._result = Result(
+        exactness = None if self.failed else self.compare()
+        self.result = Result(
             text="".join(piece.final for piece in self._text),
             token_ids=generation.answer,
             finish_reason=generation.finish_reason,
             stopped_by=generation.stopped_by,
             stats=stats,
             prompt_tokens=generation.prompt_length,
-            model=self._model,
+            model=model.files.name,
             engine=self.engine.name,
             drafter=str(self.request.drafter),
             policy=self.request.policy,
-            exact=self.engine.min_rows > 1
-            and generation.prompt_length + len(generation.answer) <= self.engine.compared_keys
-            and exactness is not None
-            and all(compared.holds for compared in exactness.values()),
+            exact=model._exactness.holds(exactness, generation.token_count),
             seed=self.request.sampling.seed,
             settings=self.request.settings,
             logprobs=generation.logprobs,
@@ -277,12 +228,14 @@ class Answer:
             reasoning_tokens=generation.reasoning_tokens,
             exactness=exactness or {},
         )
-        for call in self._on_end:
-            call(self)
+        model.costs.store()
+        model.drafting.learn(self)
 
+
+Job = Answer | PrefillJob
+"""A unit of the scheduler's work: an answer, an embedding, or decisions."""
 
 Work = tuple[Job, Block]
-"""A job and its next block."""
 
 
 def run_step(

@@ -40,7 +40,7 @@ class Conversation:
     @property
     def context(self) -> int:
         """The maximum tokens of all turns: the context length, or fewer in a small KV cache."""
-        return self.model.scheduler.admission.max_length
+        return self.model.max_length
 
     @property
     def turns(self) -> int:

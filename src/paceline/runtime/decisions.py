@@ -59,7 +59,6 @@ class Question:
     name: str | None = None
 
     def text(self, labels: Sequence[str]) -> str:
-        """Return the message for the question."""
         pairs = zip(labels, self.options.values(), strict=False)
         options = (f"{label}. {text}" for label, text in pairs)
         asks = _ASKS[self.type].format(self.instructions)
@@ -210,8 +209,6 @@ def _options(given: Any, path: str, key: str) -> dict[str | bool, str]:
 
 
 class EncodedQuestion(NamedTuple):
-    """A question as tokens."""
-
     question: Question
     prompt: list[int]
     labels: Sequence[Sequence[int]]

@@ -10,7 +10,6 @@ Invariants: learning changes the drafts, never a token of an answer; a missing o
 ignored, and ends no answer.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, res
 from paceline.models.published import Installed
 from paceline.runtime.answer import Answer
 from paceline.runtime.exactness import MEASUREMENTS
-from paceline.runtime.kept import FOLDER, KeptAnswers, Stored
+from paceline.runtime.kept import FOLDER, KeptAnswers, Stored, model_named_in
 from paceline.runtime.request import Request, RequestDrafters
 from paceline.storage.files import read_json, write_json
 from paceline.storage.manifest import MANIFEST
@@ -156,10 +155,11 @@ class Drafting:
     def learn(self, answer: Answer) -> None:
         """Learn from an answer that has ended, for the drafts of later ones."""
         self.acceptance = answer.drafters.acceptance
+        assert answer.result is not None
         if answer.request.drafter.uses_earlier_answers:
-            self.resources.history.add(answer.generated)
-        if self.kept is not None and not answer.request.private:
-            self.kept.add(answer)
+            self.resources.history.add(answer.result.token_ids)
+        if self.kept is not None and not answer.request.private and not answer.failed:
+            self.kept.add(answer.result)
 
     def _open_model(self, name: str) -> DraftModel:
         """Open another model to draft with. Raises ModelError if its vocabulary differs."""
@@ -231,10 +231,7 @@ def all_learned() -> list[Stored]:
     headers |= {path: path for path in sorted((learned_dir() / _INSTALLED).glob("*.json"))}
     paths: dict[str, list[Path]] = {}
     for path, header in headers.items():
-        model = ""
-        with contextlib.suppress(ModelError):
-            model = str(read_json(header).get("model", ""))
-        paths.setdefault(model, []).append(path)
+        paths.setdefault(model_named_in(header), []).append(path)
     return [Stored(model, tuple(paths[model])) for model in sorted(paths)]
 
 

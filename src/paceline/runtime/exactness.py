@@ -15,7 +15,7 @@ from paceline.engines.base import Engine
 from paceline.engines.exact import CONDITIONS, RowComparison, measure_invariance
 from paceline.errors import CacheFull, ModelError
 from paceline.models import Progress, cache_dir
-from paceline.storage.files import digest_of, read_json, write_json
+from paceline.storage.files import digest_of, read_json, store_json
 
 MEASUREMENTS = "measurements"
 """Folder in the cache for measurements of models on this machine."""
@@ -56,12 +56,29 @@ class Exactness:
                     self._compared |= measure_invariance(self._engine, missing)
             except CacheFull:
                 return None
-            with contextlib.suppress(OSError):  # then it is measured again
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                compared = {name: asdict(result) for name, result in self._compared.items()}
-                write_json(self._path, {"depends_on": self._depends, "compared": compared})
+            compared = {name: asdict(result) for name, result in self._compared.items()}
+            store_json(self._path, {"depends_on": self._depends, "compared": compared})
         known = {name: result for name, result in self._compared.items() if name in names}
         return known if known or not names else None
+
+    def evidence(
+        self,
+        names: Set[str],
+        make_room: Callable[[], None],
+        progress: Progress | None = None,
+    ) -> Mapping[str, RowComparison] | None:
+        """Return the comparisons of all conditions in `names`, or None if one is missing."""
+        compared = self.comparisons(names, progress, make_room)
+        return compared if compared is not None and compared.keys() == names else None
+
+    def holds(self, evidence: Mapping[str, RowComparison] | None, length: int) -> bool:
+        """Return whether the rows of `length` tokens are those of plain decoding."""
+        return (
+            self._engine.min_rows > 1
+            and length <= self._engine.compared_keys
+            and evidence is not None
+            and all(compared.holds for compared in evidence.values())
+        )
 
 
 def stored_exactness(fingerprint: str) -> list[dict[str, Any]]:

@@ -1,33 +1,38 @@
 """Saves a model's answers on this machine, to draft later ones from them.
 
-A folder for each model has two files. `answers.jsonl` is appended to when an answer ends, in a
-single write, so that several processes may save at once. A thread counts `counts.bin` from it, and
-replaces it by one rename. Prompts are not saved, and neither are answers that repeat themselves.
+A folder for each model, named after its fingerprint, has three files: `model.json` with its name,
+and `answers.jsonl`, which is appended to when an answer ends, in a single write, so that several
+processes may save at once. A thread counts `counts.npz` from it, and replaces it by one rename.
+Prompts are not saved, and neither are answers that repeat themselves.
 
-Invariants: the history never changes a token or ends an answer: a read or write error prints one
-line, and the answers continue without it. A file of a different model or version is neither read
-nor written.
+Invariant: the history never changes a token or ends an answer: a read or write error prints one
+line, and the answers continue without it.
 """
 
-import contextlib
 import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.decoding.stopping import Repetition, RepetitionDetector
 from paceline.decoding.types import FinishReason
-from paceline.drafters.kept import KeptFacts, KeptText, due
+from paceline.drafters.kept import KeptText, due
 from paceline.errors import ModelError
 from paceline.models import Progress, cache_dir
-from paceline.runtime.answer import Answer
-from paceline.storage.files import append_bytes, elsewhere, remove, size_of, write_bytes
+from paceline.runtime.result import Result
+from paceline.storage.files import (
+    append_bytes,
+    elsewhere,
+    read_json,
+    remove,
+    size_of,
+    write_bytes,
+    write_json,
+)
 
-KIND = "paceline kept answers"
 FOLDER = "kept"
-_LOG, _COUNTS = "answers.jsonl", "counts.bin"
+_MODEL, _LOG, _COUNTS = "model.json", "answers.jsonl", "counts.npz"
 
 MAX_TOKENS = 500_000
 """Maximum tokens per model; older answers are dropped. About 12 MB with the counts."""
@@ -53,7 +58,7 @@ class KeptAnswers:
         self._log, self._counts = self._folder / _LOG, self._folder / _COUNTS
         self._text: KeptText | None = None
         self._counted_bytes = 0
-        self._opened = self._failed = self._may_write = False
+        self._opened = self._failed = self._begun = False
         self._fault = ""  # not printed yet: it would be in the middle of the answer's text
         self._thread: threading.Thread | None = None
 
@@ -66,17 +71,17 @@ class KeptAnswers:
             self._open()
         return self._text
 
-    def add(self, answer: Answer) -> None:
-        """Save an answer that has ended, and count all answers in a thread if it is time."""
-        tokens = answer.generated
-        if self._failed or answer.failed or len(tokens) < 2 or _repeats(answer):
+    def add(self, answer: Result) -> None:
+        """Save an answer, and count all answers in a thread if it is time."""
+        tokens = answer.token_ids
+        if self._failed or len(tokens) < 2 or _repeats(answer):
             return
         try:
-            self._check()
+            self._begin()
             # The line begins with a newline, so that a truncated line does not corrupt others.
             append_bytes(self._log, f"\n{_line(tokens)}\n".encode())
             size = self._log.stat().st_size
-        except (OSError, ModelError) as error:
+        except OSError as error:
             self._fail(error)
             return
         _ = self.text  # sets the number of counted bytes
@@ -101,30 +106,17 @@ class KeptAnswers:
         if not self._counts.exists():
             return
         try:
-            self._text, facts = KeptText.open(self._counts, self._fingerprint, self._vocab_size)
-            self._counted_bytes = facts.log_bytes
+            self._text, self._counted_bytes = KeptText.open(
+                self._counts, self._fingerprint, self._vocab_size
+            )
         except (ModelError, OSError) as error:
             self._note(f"{_reason(error)}; it is ignored, and counted again from the next answers")
 
-    def _check(self) -> None:
-        """Begin the file of answers, or check that it is this model's; once."""
-        if self._may_write:
-            return
-        line = b""
-        if self._log.exists():
-            with self._log.open("rb") as file:
-                line = file.readline()
-        begun = f"{json.dumps(self._header())}\n".encode()
-        if not line:  # several processes may write one: each of their lines is a header
+    def _begin(self) -> None:
+        if not self._begun:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            append_bytes(self._log, line := begun)
-        elif not line.endswith(b"\n"):  # writing it was interrupted
-            write_bytes(self._log, line := begun)
-        if not self._is_ours(_parsed(line)):
-            raise ModelError(
-                f"{self._log} has answers of another model or version; `paceline forget` removes it"
-            )
-        self._may_write = True
+            write_json(self._folder / _MODEL, {"model": self._model})
+            self._begun = True
 
     def _count(self) -> None:
         """Count all answers and replace the counts; runs in a thread."""
@@ -135,48 +127,34 @@ class KeptAnswers:
             size = len(content)
             if sum(map(len, newest)) * _SPARE < sum(map(len, answers)):
                 # An answer that another process appends now is lost, which only costs drafts.
-                lines = [json.dumps(self._header()), *map(_line, newest), ""]
-                shorter = "\n".join(lines).encode()
+                shorter = "\n".join([*map(_line, newest), ""]).encode()
                 write_bytes(self._log, shorter)
                 size = len(shorter)
             text = KeptText.count(newest, self._vocab_size)
-            text.write(self._counts, KeptFacts(self._fingerprint, self._vocab_size, size))
+            text.write(self._counts, self._fingerprint, size)
             self._text, self._counted_bytes = text, size
-        except (OSError, ModelError) as error:
+        except OSError as error:
             self._fail(error)
 
     def _answers(self, content: bytes) -> list[list[int]]:
-        """Return complete answers, oldest first. Raises ModelError for a different model's."""
+        """Return complete answers, oldest first."""
         answers = []
         for line in content.split(b"\n"):
-            value = _parsed(line)
-            if isinstance(value, dict) and not self._is_ours(value):
-                raise ModelError(f"{self._log} also has answers of another model or version")
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
             if isinstance(value, list) and all(
                 type(token) is int and 0 <= token < self._vocab_size for token in value
             ):
                 answers.append(value)
         return answers
 
-    def _header(self) -> dict[str, Any]:
-        return {
-            "kind": KIND,
-            "version": 1,
-            "model": self._model,
-            "fingerprint": self._fingerprint,
-            "vocab_size": self._vocab_size,
-        }
-
-    def _is_ours(self, header: Any) -> bool:
-        return isinstance(header, dict) and {**header, "model": self._model} == self._header()
-
     def _fail(self, error: Exception) -> None:
         """Save nothing more in this process."""
         if not self._failed:
-            self._failed, self._fault = (
-                True,
-                (f"answers are not saved: {_reason(error)}{elsewhere(self._folder)}"),
-            )
+            self._failed = True
+            self._fault = f"answers are not saved: {_reason(error)}{elsewhere(self._folder)}"
 
     def _report_fault(self) -> None:
         if self._fault:
@@ -198,33 +176,32 @@ class Stored:
         return sum(map(size_of, self.paths))
 
     def remove(self) -> None:
-        """Remove all of it. Raises ModelError."""
         for path in sorted(self.paths, key=Path.is_dir):  # first the files that name folders
             remove(path)
 
 
 def all_kept() -> list[Stored]:
     """Return the saved answers of each model, by the model's name."""
-    models = []
-    for folder in (cache_dir() / FOLDER).glob("*"):
-        header = None
-        with contextlib.suppress(OSError), (folder / _LOG).open("rb") as file:
-            header = _parsed(file.readline())
-        name = header.get("model") if isinstance(header, dict) else None
-        stored = Stored(name if isinstance(name, str) else "", (folder,))
-        if stored.bytes:
-            models.append(stored)
-    return sorted(models, key=lambda stored: stored.model)
+    folders = (cache_dir() / FOLDER).glob("*")
+    kept = [Stored(model_named_in(folder / _MODEL), (folder,)) for folder in folders]
+    return sorted((one for one in kept if one.bytes), key=lambda stored: stored.model)
 
 
-def _repeats(answer: Answer) -> bool:
+def model_named_in(path: Path) -> str:
+    """Return the name of the model in a JSON file; empty without one."""
+    try:
+        return str(read_json(path).get("model", ""))
+    except ModelError:
+        return ""
+
+
+def _repeats(answer: Result) -> bool:
     """Return whether an answer is in a loop; False if the model ended it."""
-    assert answer.result is not None
-    reason = answer.result.finish_reason
+    reason = answer.finish_reason
     if reason == FinishReason.STOP:
         return False
     detector = RepetitionDetector(LOOP)
-    return reason == FinishReason.REPETITION or any(map(detector.push, answer.generated))
+    return reason == FinishReason.REPETITION or any(map(detector.push, answer.token_ids))
 
 
 def _newest(answers: Sequence[list[int]], tokens: int) -> Sequence[list[int]]:
@@ -238,13 +215,6 @@ def _newest(answers: Sequence[list[int]], tokens: int) -> Sequence[list[int]]:
 
 def _line(answer: Sequence[int]) -> str:
     return json.dumps(answer, separators=(",", ":"))
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _reason(error: Exception) -> str:

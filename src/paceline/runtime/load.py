@@ -110,7 +110,7 @@ def load(
     if engine != "auto":  # before anything is downloaded
         check_engine(engine)
         check_settings(engine, settings)
-    files = find_files(str(name_or_path), engine, progress=progress, revision=revision)
+    files = resolve(str(name_or_path), progress=progress, engine=engine, revision=revision)
     if files.chat_template is not None:
         start_templates()  # ready when the tokenizer is
     _ = files.tokenizer  # read now rather than with the first prompt
@@ -135,21 +135,6 @@ def load(
         drafting.open(spec)
     model.load_seconds = perf_counter() - started
     return model
-
-
-def find_files(
-    name: str, engine: str = "auto", *, progress: Progress = QUIET, revision: str | None = None
-) -> ModelFiles:
-    """Return the files that `load` opens, after downloading them. Raises as `load` does."""
-    named = None if engine == "auto" else engine
-    return resolve(name, progress=progress, engine=named, revision=revision)
-
-
-def device_of(file: Path) -> str | None:
-    """Return the device that runs a GGUF file by default, or None if there is only the CPU."""
-    from paceline.engines.llamacpp.libraries import device_for
-
-    return device_for(file)
 
 
 def packed_copies(weights: Iterable[Path]) -> list[Path]:

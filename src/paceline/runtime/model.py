@@ -20,16 +20,17 @@ import numpy.typing as npt
 from paceline.decoding.costs import CostTable
 from paceline.decoding.generation import Target
 from paceline.decoding.types import FINAL_NORM
-from paceline.drafters import DrafterSpec, DraftKV, Fault
-from paceline.engines.base import Closeable, Engine, KVSequence
+from paceline.drafters import DrafterSpec, Fault
+from paceline.engines.base import Engine, KVSequence
 from paceline.engines.costs import StoredCosts, measure
-from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_CACHE, RowComparison
+from paceline.engines.exact import BATCH, CHUNKED_PREFILL, PREFIX_CACHE, RowComparison
 from paceline.errors import InvalidRequest
 from paceline.models import TOKENIZER, ModelFiles, TokenBytes, cache_dir
 from paceline.options import Options, described
 from paceline.runtime.answer import Answer
 from paceline.runtime.conversation import Conversation
 from paceline.runtime.decisions import (
+    Decision,
     DecisionJob,
     Decisions,
     encode_questions,
@@ -54,6 +55,7 @@ from paceline.system.processes import in_forked_child, use_native_threads
 
 if TYPE_CHECKING:
     from paceline.constraints.grammar import Grammars
+    from paceline.runtime.batching.prefix_cache import CachedPrefix
     from paceline.runtime.batching.prompt_store import PromptStore
     from paceline.runtime.batching.request import BatchRequest, Listener
     from paceline.runtime.batching.scheduler import Scheduler
@@ -245,8 +247,13 @@ class Model:
             )
             return owner._scheduler
 
+    @property
+    def max_length(self) -> int:
+        """The maximum tokens of prompt and answer together."""
+        scheduler = (self._owner or self)._scheduler or self.scheduler  # even one that is draining
+        return scheduler.admission.max_length
+
     def _submit(self, request: "BatchRequest", listener: "Listener") -> "BatchRequest":
-        """Submit a request. Raises as `Scheduler.submit` does."""
         owner = self._owner or self
         with owner._guard:  # a scheduler that is replaced now would end the request
             drafter = request.request.drafter
@@ -335,7 +342,10 @@ class Model:
         ended = [] if end is None or (tokens and tokens[-1] == end) else [end]
         request = self._request({"max_tokens": 1, "drafter": "none"})
         text = [*tokens, *ended]
-        open_job = partial(EmbeddingJob, tokens=text, pooling=pooling)
+
+        def open_job(sequence: KVSequence, _: Callable[[], None]) -> EmbeddingJob:
+            return EmbeddingJob(sequence, text, pooling)
+
         return BatchRequest(self, text, request, cached=False, open_job=open_job)
 
     # -- decisions ---------------------------------------------------------------------------------
@@ -359,28 +369,21 @@ class Model:
 
         request = self._request({"drafter": "none", "think": False, "parse_special": parse_special})
         asked = encode_questions(self.files, input, read_questions(questions), request)
-        scheduler = (self._owner or self)._scheduler or self.scheduler  # not one that is draining
-        tokens, room = shared_input(asked), scheduler.admission.max_length
-        longest = max(one.length for one in asked)
-        if longest > room:
+        tokens, longest = shared_input(asked), max(one.length for one in asked)
+        if longest > self.max_length:
             raise InvalidRequest(
                 f"input: has {longest} tokens with its longest question, and the context holds "
-                f"{room}; shorten it"
+                f"{self.max_length}; shorten it"
             )
-        request = replace(request, max_tokens=longest - len(tokens))
+        request, decided = replace(request, max_tokens=longest - len(tokens)), list[Decision]()
 
-        def make_room() -> None:  # `self.scheduler` would replace one that is draining
-            scheduler = (self._owner or self)._scheduler
-            if scheduler is not None:
-                scheduler.prefix_cache.clear()
+        def open_job(sequence: KVSequence, make_room: Callable[[], None]) -> DecisionJob:
+            def exact() -> bool:
+                names = {PREFIX_CACHE, CHUNKED_PREFILL, BATCH}
+                return self._exactness.holds(self._exactness.evidence(names, make_room), longest)
 
-        def exact() -> bool:
-            names = {PREFIX_CACHE, CHUNKED_PREFILL, BATCH}
-            compared = self._exactness.comparisons(names, make_room=make_room) or {}
-            holds = compared.keys() == names and all(one.holds for one in compared.values())
-            return holds and self.engine.min_rows > 1 and longest <= self.engine.compared_keys
+            return DecisionJob(sequence, asked, decided, self.files, exact)
 
-        open_job = partial(DecisionJob, asked=asked, decided=[], files=self.files, exact=exact)
         return BatchRequest(self, tokens, request, cached=self._owner is None, open_job=open_job)
 
     @property
@@ -395,14 +398,12 @@ class Model:
 
     @cached_property
     def _token_bytes(self) -> TokenBytes:
-        """The bytes and names of tokens."""
         return TokenBytes(self.files.tokenizer)
 
     # -- requests and their answers ----------------------------------------------------------------
 
     @cached_property
     def _grammars(self) -> "Grammars":
-        """The compiler of answers' constraints."""
         from paceline.constraints.grammar import Grammars
 
         path, stops = self.files.folder / TOKENIZER, self.files.stop_token_ids
@@ -456,16 +457,12 @@ class Model:
 
     def _open_answer(
         self,
-        tokens: Sequence[int],
-        request: Request,
-        sequence: KVSequence,
-        started: float,
-        *,
-        memory: DraftKV | None = None,
-        fault: Fault | None = None,
-        make_room: Callable[[], None] = lambda: None,
+        queued: "BatchRequest",
+        prefix: "CachedPrefix",
+        fault: Fault,
+        make_room: Callable[[], None],
     ) -> Answer:
-        """Return an answer on `sequence`, which already holds the KV of a prefix of `tokens`.
+        """Return the answer to an admitted request, on the sequence that has its cached prefix.
 
         For example, a chat's second turn:
 
@@ -475,45 +472,24 @@ class Model:
             policy     selects the one whose draft gains most, by forward-pass costs
             answer     runs blocks until it ends; then drafters and costs learn from it
 
-        Args:
-            tokens: the prompt.
-            request: the result of `_request`.
-            sequence: a sequence of this model's engine; the caller closes it.
-            started: time of the request (`perf_counter`).
-            memory: the drafters' own state of the sequence, passed from one answer to the next.
-            fault: called when a drafter fails and is disabled; None: its error ends the answer.
-            make_room: frees the slots of idle KV for the measurement of exactness.
-
-        Raises InvalidRequest for the prompt or an option, and ModelError for a drafter.
+        `fault` is called when a drafter fails and is disabled; `make_room` frees the slots of idle
+        KV for the measurement of exactness. Raises InvalidRequest for the prompt or an option, and
+        ModelError for a drafter.
         """
-        cost = self.costs.table
-        drafters = self.drafting.of_request(request, len(tokens), cost, memory, fault)
-
-        def compare(answer: Answer | None = None) -> Mapping[str, RowComparison] | None:
-            """Return the comparisons for an answer that has ended, or for one that begins."""
-            conditions = {
-                BLOCK_LENGTH: not request.drafter.none or self.engine.min_rows < 2,
-                PREFIX_CACHE: answer.cached if answer else sequence.length > 0,
-                CHUNKED_PREFILL: answer is not None and answer.chunked,
-                BATCH: answer is not None and answer.shared,
-            }
-            names = {name for name, depends in conditions.items() if depends}
-            progress = None if answer else self.drafting.progress
-            compared = self._exactness.comparisons(names, progress, make_room)
-            return compared if compared is not None and compared.keys() == names else None
-
-        if self.files.weights_bytes <= _SMALL_BYTES:  # now, before the prompt takes slots
-            compare()
-        return Answer(
+        tokens, request, cost = queued.tokens, queued.request, self.costs.table
+        drafters = self.drafting.of_request(request, len(tokens), cost, prefix.memory, fault)
+        answer = Answer(
             self,
             tokens,
             request,
-            sequence,
+            prefix.sequence,
             drafters,
-            started=started,
-            exactness=compare,
-            on_end=(lambda _: self.costs.store(), self.drafting.learn),
+            started=queued.started,
+            make_room=make_room,
         )
+        if self.files.weights_bytes <= _SMALL_BYTES:  # now, before the prompt takes slots
+            answer.compare(self.drafting.progress)
+        return answer
 
     # -- costs and exactness -----------------------------------------------------------------------
 
@@ -573,8 +549,8 @@ class Model:
             engine, closed = self.engine, cast("Any", _Closed(self.files.name))
             self._closed = True
             self.engine = self.costs = self._exactness = self.drafting = closed
-            if isinstance(engine, Closeable):
-                engine.close()
+            if free := getattr(engine, "close", None):  # resources outside Python
+                free()
 
     map = renamed("map", as_completed)
     settle = renamed("settle", flush)

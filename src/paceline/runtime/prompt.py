@@ -347,7 +347,6 @@ def _is_empty_answer(message: Message) -> bool:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    """Return a call with its id and parsed arguments."""
     try:
         function = {**call["function"], "arguments": _arguments(call["function"]["arguments"])}
         call = {"id": None, "type": "function", **call, "function": function}

@@ -15,13 +15,12 @@ from typing import Any, Self
 from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.errors import InvalidRequest
 from paceline.runtime.answer import Answer
-from paceline.runtime.batching.request import BatchRequest, Cancelled, Draining, Event, Listener
+from paceline.runtime.batching.request import BatchRequest, Draining, Event, Listener
 from paceline.runtime.request import Request
 from paceline.runtime.result import Result, Stats
 from paceline.system.processes import use_native_threads
 
 Submit = Callable[[BatchRequest, Listener], BatchRequest]
-"""`Model._submit`."""
 
 MAX_UNREAD = 8
 """Unread steps of a stream that pause its request, so that memory stays bounded."""
@@ -68,9 +67,6 @@ class _Handle:
         match event:
             case Step():
                 return event
-            case Cancelled():
-                assert self._queued is not None
-                self._result = _empty_result(self._queued)
             case Exception():
                 self._error = event
                 raise event
@@ -134,7 +130,7 @@ class Stream(_Handle):
     def logprobs(self) -> list[TokenLogprob]:
         """The logprobs of the answer so far, if they were requested."""
         job = self._queued.job
-        return job.logprobs if isinstance(job, Answer) else []
+        return job.generation.logprobs if isinstance(job, Answer) else []
 
     def close(self) -> None:
         """End the answer; its text so far is the result. After the end this does nothing."""
@@ -285,7 +281,7 @@ def results_of(
                 continue
             del queued[number]
             reason = event.finish_reason if isinstance(event, Result) else None
-            if isinstance(event, Cancelled) or reason is FinishReason.CANCELLED:
+            if reason is FinishReason.CANCELLED:
                 raise Draining("the model was closed before all answers had ended")
             if isinstance(event, Exception):
                 raise event
@@ -293,22 +289,3 @@ def results_of(
     finally:
         for unfinished in queued.values():
             unfinished.cancel()
-
-
-def _empty_result(queued: BatchRequest) -> Result:
-    """Return the result of an answer that was cancelled before it began."""
-    request = queued.request
-    return Result(
-        text="",
-        token_ids=[],
-        finish_reason=FinishReason.CANCELLED,
-        stats=Stats(load_seconds=queued.model.load_seconds),
-        prompt_tokens=len(queued.tokens),
-        model=queued.model.files.name,
-        engine=queued.model.files.engine,  # the model may be closed
-        drafter=str(request.drafter),
-        policy=request.policy,
-        exact=False,
-        seed=request.sampling.seed,
-        settings=request.settings,
-    )

@@ -71,6 +71,16 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
+def store_json(path: Path, value: Any) -> bool:
+    """Write JSON that can be made again; return whether that was possible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, value)
+    except OSError:
+        return False
+    return True
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a temporary file in the same folder, then rename it to `path`. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")

@@ -96,18 +96,11 @@ def read_manifest(folder: Path, kind: str, facts: type[_T]) -> _T:
             f"{kind} of version 1"
         )
     recorded = validated(facts, value, str(path), error=ModelError)
-    _check_listed(folder, value)
-    return recorded
-
-
-def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise ModelError unless every file of a manifest has its recorded size and checksum."""
-    files = validated(_Files, manifest, str(folder / MANIFEST), error=ModelError).files
+    files = validated(_Files, value, str(path), error=ModelError).files
     check_files(folder, files)
     if not is_checked(folder, files) and (faults := changed_contents(folder, files)):
-        raise ModelError(
-            f"{list_faults(str(folder / MANIFEST), faults)}; create or copy {folder} again"
-        )
+        raise ModelError(f"{list_faults(str(path), faults)}; create or copy {folder} again")
+    return recorded
 
 
 def check_files(

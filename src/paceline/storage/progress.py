@@ -136,4 +136,3 @@ def _rate() -> Callable[[int], float]:
 
 
 QUIET = Progress(quiet=True)
-"""Writes nothing."""

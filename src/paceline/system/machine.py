@@ -37,7 +37,6 @@ _OPEN_FILES = 10_240
 """File descriptors: the most that macOS allows without a limit."""
 
 _LOWEST_PRIORITY = 19
-"""In the scale of `nice`."""
 
 _PROC, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _MEMORY, _CPU = {"": "memory.max", "memory": "memory.limit_in_bytes"}, {"": "cpu.max"}
@@ -45,7 +44,6 @@ _QUOTA = re.compile(r"(\d+) ([1-9]\d*)")  # microseconds per period; without a l
 """Controllers of a line of /proc/self/cgroup (none: version 2) -> file of the limit."""
 
 Release = Callable[[], None]
-"""Gives a lock back."""
 
 
 def cache_dir() -> Path:

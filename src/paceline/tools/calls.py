@@ -51,13 +51,10 @@ class Part:
     whole: bool = False
     """True if a call is complete: the token limit may cut one."""
     index: int = 0
-    """Position among the parts."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     new: str = ""
-    """The new text."""
     new_pieces: list[Piece] = field(default_factory=list)
     opens: bool = True
-    """True if the part is new."""
     closes: bool = False
     """True if it will not grow any more."""
 
@@ -74,8 +71,6 @@ Functions = Mapping[str, Mapping[str, Any]]
 
 
 class PartStream:
-    """Divides one response."""
-
     def __init__(
         self,
         form: ToolForm | None = HERMES,
@@ -103,7 +98,6 @@ class PartStream:
 
     @property
     def calls(self) -> list[Part]:
-        """The calls so far."""
         return [part for part in self.parts if part.kind is PartKind.CALL]
 
     def text(self, kind: PartKind) -> str:

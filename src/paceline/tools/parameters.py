@@ -56,7 +56,6 @@ def json_types(schema: Any, root: Schema, depth: int = 0) -> set[str]:
 
 
 def json_type(value: Any) -> str:
-    """Return the JSON type of a value."""
     if value is None:
         return "null"
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}

@@ -43,7 +43,6 @@ THRESHOLDS = (512, 1024, 2048, 4096, 8192)
 """Numbers of keys where attention may take another kernel."""
 
 _BEFORE = 9
-"""Rows before a threshold."""
 
 _CROSSING = Depth(ROWS, (2, 3, 5, 8, 16))
 
@@ -182,7 +181,7 @@ def token_checks(
         prompt.id: model.tokens(prompt_for(model.files, prompt.messages))
         for prompt in suite.prompts
     }
-    context = model.scheduler.admission.max_length
+    context = model.max_length
     fitting = [name for name in prompts if len(prompts[name]) + model.engine.min_rows <= context]
     verdict.prompts_left_out += [name for name in prompts if name not in fitting]
     if not fitting:

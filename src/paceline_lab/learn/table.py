@@ -17,7 +17,7 @@ import paceline
 from paceline.decoding.costs import CostTable
 from paceline.drafters import Table
 from paceline.drafters.table import COLUMNS, KIND, entry_bytes, halves
-from paceline.drafters.table_counts import Entries, accuracy, count_table
+from paceline.drafters.table_counts import Answers, Entries, accuracy, count_table
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles, Progress
 from paceline.runtime.drafting import Drafting, install
@@ -143,6 +143,10 @@ def is_gain(gains: Mapping[str, Gain]) -> bool:
     )
 
 
+def _pairs(answers: Sequence[TrainingAnswer]) -> Answers:
+    return [(answer.prompt, answer.answer) for answer in answers]
+
+
 def count(
     folder: LearnedFolder,
     path: Path,
@@ -154,12 +158,12 @@ def count(
     size: int = TABLE_BYTES,
 ) -> None:
     """Write the table of a folder's answers to `path`, in at most `size` bytes."""
-    entries = count_table(training).best(size // entry_bytes(vocab_size))
+    entries = count_table(_pairs(training)).best(size // entry_bytes(vocab_size))
     facts: dict[str, Any] = {
         "made_from": [{"answers": ANSWERS, "sha256": sha256_of(folder.path / ANSWERS)}],
         "answers": len(training),
         "answer_tokens": sum(len(answer.answer) for answer in training),
-        **{name: accuracy(entries, answers) for name, answers in sets.items() if answers},
+        **{name: accuracy(entries, _pairs(answers)) for name, answers in sets.items() if answers},
     }
     write_table(entries, path, target=target, vocab_size=vocab_size, facts=facts)
 

@@ -10,7 +10,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import product
 from pathlib import Path
 from types import CodeType, FrameType
@@ -122,7 +121,10 @@ class TappedEngine(ToyEngine):
 
 def server_request(model: Model, number: int) -> BatchRequest:
     if number == len(REQUESTS):
-        embed = partial(EmbeddingJob, tokens=TEXT, pooling="mean")
+
+        def embed(sequence: Any, _: object) -> EmbeddingJob:
+            return EmbeddingJob(sequence, TEXT, "mean")
+
         return BatchRequest(model, TEXT, NO_DRAFT, cached=False, open_job=embed)
     prompt, options = REQUESTS[number]
     asked: Any = {**options, **COMMON}

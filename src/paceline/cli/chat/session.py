@@ -24,9 +24,8 @@ from paceline.cli.console import json_text, print_error, print_status, progress_
 from paceline.cli.options import ModelOptions, Output
 from paceline.drafters import DrafterSpec
 from paceline.errors import ContextFull, InvalidRequest, PacelineError
-from paceline.models import ModelFiles
+from paceline.models import ModelFiles, resolve
 from paceline.runtime.conversation import Conversation
-from paceline.runtime.load import find_files
 from paceline.runtime.model import Model
 from paceline.runtime.prompt import encode_prompt
 from paceline.runtime.request import check
@@ -186,7 +185,7 @@ class Session:
         """Continue with another model; after a failure, with the same. Raises PacelineError."""
         options = replace(self._model, model=name, revision=None)
         # Most mistakes end here, while the model is still loaded.
-        self._check(find_files(name, options.engine, progress=progress_of(self._output)))
+        self._check(resolve(name, progress=progress_of(self._output), engine=options.engine))
         old = self._model
         self.close()
         try:

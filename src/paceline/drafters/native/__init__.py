@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.drafters.heads import HeadFacts
+from paceline.drafters.heads import HeadFacts, check_fits, sizes_of
 from paceline.drafters.native.block import BlockNetwork
 from paceline.drafters.native.cache import DraftNetwork
 from paceline.drafters.native.chain import LONGEST_CHAIN, ChainNetwork
-from paceline.drafters.native.file import INSIDE, DraftFile, check_target, read_drafter
+from paceline.drafters.native.file import INSIDE, DraftFile, read_drafter
 from paceline.errors import ModelError
 
 _FIRST_KEYS = 1 << 16
@@ -45,7 +45,7 @@ class _Kind:
         file = read_drafter(folder)
         if file is None or file.kind != self.name or file.is_inside:
             return None
-        return HeadFacts(self.name, file.form, file.target_width, file.vocab_size, None)
+        return _facts(file)
 
     def _read(self, folder: Path, target: Path) -> DraftFile:
         file = read_drafter(folder)
@@ -54,8 +54,18 @@ class _Kind:
                 f"{folder} does not contain a {self.name} drafter; expected a GGUF file with the "
                 "architecture dflash (for dflash) or eagle3 (for mtp)"
             )
-        check_target(file, target)
+        sizes, _ = sizes_of(target)
+        check_fits(file.path, _facts(file), sizes)
+        if max(file.taps) >= sizes.layers:
+            raise ModelError(
+                f"{file.path} is a drafter for another target: it reads states after layer "
+                f"{max(file.taps)}, and {target.name} has {sizes.layers} layers"
+            )
         return file
+
+
+def _facts(file: DraftFile) -> HeadFacts:
+    return HeadFacts(file.kind, file.form, file.target_width, file.vocab_size, None)
 
 
 DFLASH, MTP = _Kind("dflash"), _Kind("mtp", ("length",))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.drafters.heads import sizes_of
 from paceline.errors import ModelError
 from paceline.storage.gguf_file import GgufFile, NumberArray, read_gguf
 
@@ -81,25 +80,6 @@ def _read(path: Path, _changed: int) -> DraftFile | None:
     return DraftFile(path, "mtp", "MTP", (last,), width, _vocabulary(path, content), is_inside=True)
 
 
-def check_target(file: DraftFile, target: Path) -> None:
-    """Raise ModelError if a drafter does not fit the target."""
-    sizes, _ = sizes_of(target)
-    fault = None
-    if file.target_width != sizes.width:
-        fault = f"reads states of {file.target_width} numbers, and {target.name} has {sizes.width}"
-    elif max(file.taps) >= sizes.layers:
-        fault = (
-            f"reads states after layer {max(file.taps)}, and {target.name} has {sizes.layers} "
-            "layers"
-        )
-    elif file.vocab_size != sizes.vocabulary:
-        fault = f"has {file.vocab_size} tokens, and {target.name} {sizes.vocabulary}"
-    if fault:
-        raise ModelError(
-            f"{file.path} {fault}: it drafts for another model; use a drafter for this model"
-        )
-
-
 def _dflash(path: Path, content: GgufFile) -> DraftFile:
     tensors = {tensor.name: tensor.shape for tensor in content.tensors}
     width = _number(path, content, "embedding_length")
@@ -151,7 +131,6 @@ def _eagle3(path: Path, content: GgufFile) -> DraftFile:
 
 
 def _layers(path: Path, content: GgufFile) -> list[int]:
-    """Return the target's layers whose inputs are read."""
     value = content.family_value("target_layers")
     layers: list[int] = value.values.tolist() if isinstance(value, NumberArray) else []
     if not layers or not all(isinstance(layer, int) and layer > 0 for layer in layers):

@@ -150,7 +150,7 @@ class Binding(ABC):
         self.api = api
         self.library: ctypes.CDLL = api._lib
         self._state_functions = [getattr(self.library, name) for name in state_functions]
-        self._log = _ErrorLog(self.library)
+        self.errors = ErrorLog(self.library)
 
     @abstractmethod
     def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
@@ -194,7 +194,6 @@ class Binding(ABC):
         return self._load(path, {**self.replaced, key: length}, params)
 
     def model_params(self, offload: Offload | None) -> Any:
-        """Return the library's model parameters."""
         return self.api.llama_model_default_params()
 
     @abstractmethod
@@ -222,7 +221,6 @@ class Binding(ABC):
         """Drop a sequence's positions starting at `length`; False: the library cannot."""
 
     def state_size(self, context: int, sequence: int, flags: int = 0) -> int:
-        """Return the bytes of a sequence's state."""
         return int(self._state_functions[0](context, sequence, flags))
 
     def read_state(self, context: int, sequence: int, flags: int = 0) -> State:
@@ -263,11 +261,9 @@ class Binding(ABC):
         return Heads(int(keys), groups) if int(keys) and not rest else None
 
     def vocab_size(self, model: int) -> int:
-        """Return the width of a row of logits."""
         return int(self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(model)))
 
     def width(self, model: int) -> int:
-        """Return the width of a row between layers."""
         return int(self.api.llama_model_n_embd(model))
 
     def metadata(self, model: int, key: str) -> str | None:
@@ -313,20 +309,11 @@ class Binding(ABC):
             return None
         return 1 if int(context) > int(original) else _MAX_LENGTH
 
-    def last_errors(self) -> str:
-        """Return the errors logged since `forget_errors`, in one line; may be empty."""
-        return self._log.line()
 
-    def forget_errors(self) -> None:
-        """Start collecting errors."""
-        self._log.clear()
-
-
-class _ErrorLog:
+class ErrorLog:
     """Stores the last error lines of a library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Receive the library's log."""
         self._lines: list[str] = []
         self._error = False
         self._callback = _CALLBACK(self._receive)  # the library keeps a pointer to it
@@ -335,11 +322,11 @@ class _ErrorLog:
         library.llama_log_set(self._callback, None)
 
     def clear(self) -> None:
-        """Drop earlier lines."""
         self._lines = []
 
-    def line(self) -> str:
-        return "; ".join(self._lines)
+    def reason(self) -> str:
+        """Return the lines since `clear` as the end of a message."""
+        return "; ".join(self._lines) or "no reason given"
 
     def _receive(self, level: int, text: bytes | None, _: object) -> None:
         if level != _CONTINUED:

@@ -73,12 +73,12 @@ class OpenDrafter:
         params.offload_kqv = params.op_offload = False
         params.ctx_type = MTP_CONTEXT if inside else 0
         params.ctx_other = other
-        binding.forget_errors()
+        binding.errors.clear()
         with interrupts_after():
             context = binding.api.llama_init_from_model(model.pointer, params)
         if not context:
-            reason = binding.last_errors() or "no reason given"
-            raise ModelError(f"{binding.name} has no context for {self.file.path.name}: {reason}")
+            name, reason = self.file.path.name, binding.errors.reason()
+            raise ModelError(f"{binding.name} has no context for {name}: {reason}")
         model.open.add()
         return int(context)
 
@@ -213,7 +213,7 @@ class DraftContext:
             api.llama_batch_ext_free(batch)
         if code:
             self.truncate(0)
-            reason = self._binding.last_errors() or "no reason given"
+            reason = self._binding.errors.reason()
             raise ModelError(f"{self._binding.name} failed to run a drafter: {reason}")
 
     def _read_hidden(self, rows: int) -> Logits:

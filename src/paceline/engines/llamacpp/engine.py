@@ -165,7 +165,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
     def _use(self, rules: RowRules, sizes: Sizes, slots: int) -> None:
         """Run passes by `rules`, in new contexts, with a KV cache of `slots` slots."""
         self.rules = rules
-        """Rows of passes by role."""
         self.min_rows = rules.decode.min_rows
         self._pool = BlockPool(-(-slots // SLOTS), SLOTS)
         # At least one: with 0, a context treats its sequences as ones that can be cut anywhere.
@@ -191,7 +190,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
         return sequence
 
     def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
-        """Run blocks of different sequences; see `Engine.step`."""
         with self._stepping:
             return self._step(work)
 
@@ -226,17 +224,21 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
 
     @property
     def can_export_kv(self) -> bool:
+        """True if it supports this model; recurrent layers have states besides KV."""
         return not self._model.recurrent
 
     def state_of(self, sequence: KVSequence) -> KVState:
-        """Copy a sequence's KV; see `SupportsKVExport`."""
+        """Copy the KV of a sequence whose slots are all shareable."""
         table = self._table(sequence)
         place = table.place(0)
         table.prepare(place, lambda _: None)
         return KVState(place.state(), table.length)
 
     def restore(self, sequence: KVSequence, state: KVState, length: int) -> None:
-        """Replace a sequence with the first slots of a state; see `SupportsKVExport`."""
+        """Replace a sequence with the first `length` slots of a state, as if they were prefilled.
+
+        Raises CacheFull, or ModelError for an unreadable state; the sequence is then empty.
+        """
         self._table(sequence).restore(state, length)
 
     def open_drafter(self, path: Path) -> "OpenDrafter":
@@ -256,7 +258,6 @@ class LlamaCppEngine(PooledEngine[LlamaSequence]):
             self._contexts.rest()
 
     def close(self) -> None:
-        """Free contexts and model; sequences are gone."""
         self._contexts.close()
         self._model.close()
 

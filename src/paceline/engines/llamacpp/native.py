@@ -50,13 +50,11 @@ class _Open:
     """
 
     def __init__(self, binding: Binding, model: int) -> None:
-        """Count the model."""
         self._binding, self._model = binding, model
         self._count = 0
         self.add()
 
     def add(self) -> None:
-        """Count the model, or one of its contexts."""
         self._count += 1
         self._binding.open += 1
 
@@ -65,7 +63,6 @@ class _Open:
         self.drop()
 
     def drop(self) -> None:
-        """Decrement the count."""
         self._count -= 1
         self._binding.open -= 1
         if not self._count:
@@ -94,7 +91,7 @@ class NativeModel:
         _check_room(binding)
         self.binding = binding
         self.path, self.packed, self.quantized, self.offload = path, packed, quantized, offload
-        binding.forget_errors()
+        binding.errors.clear()
         with interrupts_after():
             pointer = binding.load(path, offload, mtp)
             if pointer:
@@ -102,7 +99,7 @@ class NativeModel:
                 self._drop = finalize(self, self.open.drop)
         if not pointer:
             raise ModelError(
-                f"{binding.name} cannot open {path}: {binding.last_errors() or 'no reason given'}; "
+                f"{binding.name} cannot open {path}: {binding.errors.reason()}; "
                 + ("use --device cpu, or " * (offload is not None))
                 + "download the file again, or use another quantization"
             )
@@ -161,7 +158,6 @@ class NativeModel:
         return NativeContext(self, settings._replace(quantized=self.quantized, offloaded=on_device))
 
     def sequence(self, settings: ContextSettings) -> "NativeSequence":
-        """Create a context with one sequence, and return the sequence."""
         return self.context(settings._replace(sequences=1)).sequences[0]
 
 
@@ -179,7 +175,6 @@ class _Batch:
     """Arrays of a `llama_batch`, which stay alive between passes."""
 
     def __init__(self, struct: type[ctypes.Structure], rows: int) -> None:
-        """Allocate arrays of `rows` rows."""
         self._tokens = np.zeros(rows, np.int32)
         self._positions = np.zeros(rows, np.int32)
         self._outputs = np.zeros(rows, np.int8)
@@ -203,7 +198,6 @@ class _Batch:
         self._struct.seq_id = ctypes.cast(self._ids, types["seq_id"])
 
     def filled(self, work: Sequence[Rows]) -> Any:
-        """Return the batch with rows of several sequences."""
         count = 0
         for sequence, tokens, outputs in work:
             rows, start = slice(count, count + len(tokens)), sequence.length
@@ -228,17 +222,16 @@ class NativeContext:
         self.settings = settings
         self.model, self.binding = model, model.binding
         _check_room(self.binding)
-        self.binding.forget_errors()
+        self.binding.errors.clear()
         with interrupts_after():
             pointer = self.binding.context(model.pointer, settings)
             if pointer:
                 model.open.add()
                 self._drop = finalize(self, model.open.drop_context, pointer)
         if not pointer:
-            reason = self.binding.last_errors() or "no reason given"
             raise ModelError(
                 f"{self.binding.name} cannot create a context of {settings.slots} tokens for "
-                f"{model.path.name}: {reason}; reduce cache_tokens"
+                f"{model.path.name}: {self.binding.errors.reason()}; reduce cache_tokens"
             )
         self._pointer = pointer
         if settings.rollback and self.binding.rollback(pointer) < settings.rollback:
@@ -274,7 +267,7 @@ class NativeContext:
                 sequence.drop_from(0 if self.settings.rollback else sequence.length)
             raise ModelError(
                 f"{self.binding.name} failed in a pass of {batch.n_tokens} rows with code {code}: "
-                f"{self.binding.last_errors() or 'no reason given'}; try a shorter prompt"
+                f"{self.binding.errors.reason()}; try a shorter prompt"
             )
         for sequence, tokens, _ in work:
             sequence.ran(len(tokens))
@@ -303,7 +296,6 @@ class NativeContext:
 
     @property
     def pointer(self) -> int:
-        """A pointer to the library's context."""
         if not self._drop.alive:
             raise ValueError("the context is closed")
         return self._pointer
@@ -318,13 +310,11 @@ class NativeSequence:
     """
 
     def __init__(self, context: NativeContext, number: int) -> None:
-        """Begin an empty sequence, which has its own number in the context."""
         self.context, self.number = context, number
         self._binding = context.binding
         self.length = 0
         """Positions of the sequence; the context may have more until the next use."""
         self._held = 0
-        """Positions in the context."""
         self._min_length = 0
         """Minimum positions that can be kept; 0 is always possible."""
         self.taps: dict[str, Logits] = {}
@@ -332,7 +322,6 @@ class NativeSequence:
 
     @property
     def slots(self) -> int:
-        """Positions that the sequence can hold."""
         return self.context.settings.slots
 
     def decode(self, tokens: Sequence[int], outputs: slice) -> Logits:
@@ -410,7 +399,6 @@ class NativeSequence:
         self._count(length)
 
     def ran(self, rows: int) -> None:
-        """Count the rows of a pass."""
         start = self.length
         self._count(start + rows)
         if rollback := self.context.settings.rollback:

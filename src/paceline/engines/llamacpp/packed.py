@@ -35,7 +35,6 @@ from paceline.storage.progress import Progress
 from paceline.storage.workspace import workspace
 
 _FORM = 1
-"""Version of the copies; others are not used."""
 
 _ROOM = 10
 """A copy is only written if the disk has space for this many."""

@@ -37,7 +37,6 @@ _PROMPT_CHECKPOINTS = 2
 
 class Checkpoint(NamedTuple):
     at: int
-    """Number of tokens."""
     state: State
     shareable: bool
     """True if all the tokens were prefilled."""

@@ -22,7 +22,6 @@ from paceline.engines.rows import RowRange, RowRules
 from paceline.storage.gguf_file import GgufFile, Tensor
 
 MAX_ROWS = 256
-"""Maximum rows of a pass."""
 
 _TOGETHER_ROWS = 32
 """Maximum rows of an answer's pass, of several sequences; one has `MAX_OUTPUTS`."""
@@ -45,7 +44,6 @@ class RowLimits(NamedTuple):
     prompt: int = 2
     """Minimum rows of a prompt's pass: with fewer, the answer's kernel runs."""
     max_rows: int = MAX_ROWS
-    """Maximum rows of any pass."""
     single: bool = True
     """True if a single row's products are added in the same order as those of several."""
     min_rows: int = 2

@@ -275,7 +275,6 @@ class LlamaSequence(PrefillTable):
         self._contexts.copy(self, fork, shared)
 
     def restore(self, state: KVState, length: int) -> None:
-        """Hold the first `length` slots of a state; see `SupportsKVExport`."""
         self.close()
         self.reserve(length)
         super().commit(length)

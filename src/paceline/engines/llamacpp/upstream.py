@@ -61,7 +61,6 @@ class Llama(Binding):
         if folder is not None and self._device_count() == 0:  # its backends are plug-ins
             api.ggml_backend_load_all_from_path(bytes(folder))
         self._header: State | None = None
-        """Header of a sequence's state."""
 
     def check(self, name: str, content: GgufFile, *, quantized: bool = False) -> None:
         window_of(self.name, name, content)

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 
 class PreTokenizer(NamedTuple):
-    """The rules of a name."""
-
     patterns: tuple[str, ...]
     """Each splits the pieces of those before it; matches and the text between are the pieces."""
     ignore_merges: bool = False

@@ -88,12 +88,10 @@ def _marks(family: str, fields: Mapping[str, Any]) -> list[str]:
 
 
 def memory_needed(weights: int) -> int:
-    """Return the approximate memory that weights of this many bytes need."""
     return int(weights * MEMORY_PER_BYTE)
 
 
 def fits(weights: int) -> bool:
-    """Return whether weights of this many bytes fit into memory."""
     return memory_needed(weights) <= memory_bytes()
 
 

@@ -121,7 +121,6 @@ def _refuse_options(fields: Mapping[str, Any], kind: object) -> None:
 
 
 def _bpe(fields: Mapping[str, Any], pre: PreTokenizer) -> "Tokenizer":
-    """Build a BPE tokenizer with the file's merges."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 

@@ -26,7 +26,6 @@ class FileSet(NamedTuple):
     patterns: Sequence[str]
     """All files to download."""
     kind: str
-    """Description of the files."""
 
 
 class HubFile(NamedTuple):
@@ -118,7 +117,6 @@ def repository(name: str, revision: str | None = None) -> Repository:
 
 
 def cached_names() -> list[str]:
-    """Return the Hub names of everything in the cache."""
     folders = sorted(cache_folder().glob("models--*--*"))
     return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
 

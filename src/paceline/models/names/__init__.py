@@ -48,7 +48,6 @@ class WheelModel:
 
     @property
     def requirement(self) -> str:
-        """Project and version, as a requirement is written."""
         return f"{self.project}=={self.version}"
 
 
@@ -94,13 +93,11 @@ class KnownModel:
 
     @property
     def hub_name(self) -> HubName:
-        """The Hub name that the short name stands for."""
         return HubName(self.repository, file=self.file, revision=self.revision)
 
 
 @cache
 def known_models() -> Mapping[str, KnownModel]:
-    """Return all models with a short name, by name."""
     models = read_json(_DATA)["models"]
     return validated(dict[str, KnownModel], models, str(_DATA), error=ModelError)
 

@@ -211,7 +211,6 @@ def tag_of(path: str, paths: Iterable[str]) -> str:
 
 
 def tags_of(models: Collection[str]) -> str:
-    """Return the tags of models, for a message."""
     return ", ".join(tag_of(path, models) for path in models)
 
 

@@ -36,7 +36,6 @@ class _Manifest:
 
 
 def is_app_name(name: str) -> bool:
-    """Return whether `name` is that of an ollama model."""
     return name.startswith(f"{_OLLAMA}/")
 
 
@@ -88,7 +87,6 @@ def _ollama_model(name: str, manifest: Path, blobs: Path) -> LocalFile | None:
 
 
 def _ollama_name(host: str, namespace: str, name: str, tag: str) -> str:
-    """Return ollama's name after `ollama/`, without the default host and namespace."""
     if host != "registry.ollama.ai":
         name = f"{host}/{namespace}/{name}"
     elif namespace != "library":

@@ -8,6 +8,7 @@ import atexit
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ CHARACTERS = 16 * 2**20
 """Maximum characters of the rendered text."""
 
 PROCESS = WorkerProcess(Path(__file__).with_name("worker.py"), "renders chat templates")
-"""Shared by all templates."""
 
 atexit.register(PROCESS.close)
 
@@ -59,7 +59,6 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._needed: dict[Rule, bool] = {}
         self.variables = frozenset(self._result_of(self._ask(None))["variables"])
-        """Variables that the template reads."""
 
     def render(
         self,
@@ -175,22 +174,7 @@ class ChatTemplate:
         }[answer["error"]]
 
 
-def _with_no_tools(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Set an empty list of tools, for templates that iterate it without a check."""
-    return {"tools": names["tools"] or []}
-
-
-def _with_objects(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace arguments that are not objects with an empty one, for templates that iterate them."""
-    return _with_arguments(names, lambda value: value if isinstance(value, Mapping) else {})
-
-
-def _with_written_arguments(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Write tool-call arguments as JSON text, as in OpenAI's API, for templates that join them."""
-    return _with_arguments(names, lambda value: json.dumps(value, ensure_ascii=False))
-
-
-def _with_arguments(names: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+def _with_arguments(change: Callable[[Any], Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the messages with the arguments of their tool calls changed."""
 
     def changed(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,9 +198,14 @@ _SEARCHED = 1000
 """Maximum messages of a chat that is searched for the first failing one."""
 
 _FITS: Mapping[Callable[[Mapping[str, Any]], dict[str, Any]], tuple[str, ...]] = {
-    _with_no_tools: ("unfit",),
-    _with_objects: _OF_MESSAGES,
-    _with_written_arguments: ("unfit",),
+    # Some templates iterate the tools without a check,
+    lambda names: {"tools": names["tools"] or []}: ("unfit",),
+    # or the arguments of a call, which then have to be an object,
+    partial(
+        _with_arguments, lambda value: value if isinstance(value, Mapping) else {}
+    ): _OF_MESSAGES,
+    # or join them to a text, as OpenAI's API has them.
+    partial(_with_arguments, lambda value: json.dumps(value, ensure_ascii=False)): ("unfit",),
 }
 """Changes of variables, each tried once -> the errors that they may avoid."""
 

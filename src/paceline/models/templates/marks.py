@@ -60,7 +60,6 @@ _WRAPS = (("<response>", "</response>"), ("<answer>", "</answer>"))
 """Tags around the answer after the reasoning, in Granite 3.3 and Hunyuan."""
 
 _OFF: Mapping[str, Any] = {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
-"""Template variables that turn reasoning off."""
 
 _ON: Mapping[str, Any] = {"enable_thinking": True, "thinking": True}
 
@@ -168,7 +167,6 @@ class Thinking:
                 )
 
     def _variables_of(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the variables that the template reads."""
         return {name: value for name, value in variables.items() if name in self._variables}
 
     def message_fields(self, reasoning: str | None) -> dict[str, str]:

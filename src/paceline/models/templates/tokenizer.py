@@ -36,7 +36,6 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id."""
         ids: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
         return ids
 
@@ -209,7 +208,6 @@ class TokenBytes:
     """Bytes and names of a model's tokens. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Use a tokenizer; its vocabulary is read on first use."""
         self._tokenizer = tokenizer
 
     @cached_property

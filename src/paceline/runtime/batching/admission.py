@@ -101,11 +101,9 @@ class Admission:
         return min(queued.max_length, queued.count + _HEADROOM)
 
     def _round_up(self, slots: int) -> int:
-        """Return `slots` rounded up to whole KV blocks."""
         size = self._engine.block_size
         return -(-slots // size) * size
 
 
 def _draft_slots(queued: BatchRequest) -> int | None:
-    """Return the slots of the drafter's own KV cache, or None if it has none."""
     return queued.model.drafting.slots(queued.request.drafter)

@@ -42,7 +42,6 @@ class Batcher:
     """
 
     def __init__(self, engine: Engine, alone: CostTable, load: Load) -> None:
-        """Start from the costs of passes with one sequence."""
         self.cost = SharedCosts(alone, shared=engine.shares_calls)
         self._credit = 0.0  # tokens that drafts have gained
         self._plain_calls = 0  # remaining passes without drafts
@@ -67,7 +66,6 @@ class Batcher:
             sequence.close()
 
     def run(self, work: Sequence[Work]) -> list[Step | Exception]:
-        """Run a batch in one forward pass; see `run_step`."""
         self._started = started = perf_counter()
         rows = sum(len(block.tokens) for _, block in work)
 

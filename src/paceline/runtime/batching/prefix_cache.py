@@ -174,7 +174,6 @@ class PrefixCache:
             pass
 
     def close(self) -> None:
-        """Evict every entry, and stop writing prompts to disk."""
         self.clear()
         if self._store is not None:
             self._store.close()

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.decoding.types import common_prefix_length
-from paceline.engines.base import Engine, KVSequence, KVState, SupportsKVExport
+from paceline.engines.base import Engine, KVSequence, KVState
 from paceline.errors import CacheFull, ModelError
 from paceline.storage.files import digest_of, elsewhere, write_bytes
 
@@ -46,9 +46,7 @@ class PromptStore:
         `fingerprint` is the model's. If the engine cannot export its KV, or the folder is not
         writable, one warning is logged and nothing is stored.
         """
-        self._engine = (
-            engine if isinstance(engine, SupportsKVExport) and engine.can_export_kv else None
-        )
+        self._engine: Any = engine if getattr(engine, "can_export_kv", False) else None
         self._max_bytes, self._root = max_bytes, folder
         self._identity = digest_of([_FORM, fingerprint, sorted(engine.describe().items())])
         self._folder = folder / self._identity

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.constraints.grammar import Grammars
-from paceline.decoding.types import Constraint, Step
+from paceline.decoding.types import Constraint, FinishReason, Step
 from paceline.drafters import DraftKV
 from paceline.engines.base import KVSequence
 from paceline.errors import PacelineError
@@ -19,7 +19,7 @@ from paceline.runtime.batching.prompt_store import Tokens
 from paceline.runtime.decisions import Decisions
 from paceline.runtime.embedding import Embedding
 from paceline.runtime.request import Request
-from paceline.runtime.result import Result
+from paceline.runtime.result import Result, Stats
 
 if TYPE_CHECKING:
     from paceline import Model
@@ -37,13 +37,9 @@ class TimedOut(PacelineError):
     """A request exceeded its time limit."""
 
 
-class Cancelled(PacelineError):
-    """A request was cancelled before its answer began."""
-
-
 Event = Step | Result | Embedding | Decisions | Exception
 """The steps of an answer, then its result (also after a cancellation) or its error; or the result
-of another job."""
+of another job, whose cancellation has the result of an answer."""
 Listener = Callable[[Event], None]
 
 
@@ -63,8 +59,9 @@ class BatchRequest:
     prefill_only: bool = False
     """True if only the prompt is computed: the client gets no token of the answer."""
     index: int = 0  # among the answers to its prompt
-    open_job: Callable[[KVSequence], Job] | None = None
-    """Opens a job other than an answer, on a sequence with a prefix of the prompt."""
+    open_job: Callable[[KVSequence, Callable[[], None]], Job] | None = None
+    """Opens a job other than an answer, on a sequence with a prefix of the prompt; the function
+    given to it frees the slots of idle KV."""
     constraint: Callable[[Grammars], Constraint] | None = None
     """Compiles the constraint of the answer, which may take seconds."""
     started: float = field(default_factory=perf_counter)
@@ -97,7 +94,6 @@ class BatchRequest:
 
     @property
     def prompt(self) -> Tokens:
-        """The prompt's tokens, [n]."""
         return np.array(self.tokens, np.int64)
 
     @property
@@ -112,7 +108,6 @@ class BatchRequest:
 
     @property
     def slots(self) -> int:
-        """The number of KV slots that it holds."""
         prefix = self.prefix  # another thread may read it during a preemption
         return 0 if prefix is None else prefix.sequence.length
 
@@ -121,9 +116,25 @@ class BatchRequest:
         self.cancelled = True
         self.wake()
 
+    def empty_result(self) -> Result:
+        """Return the result of a request that was cancelled before its answer began."""
+        return Result(
+            text="",
+            token_ids=[],
+            finish_reason=FinishReason.CANCELLED,
+            stats=Stats(load_seconds=self.model.load_seconds),
+            prompt_tokens=len(self.tokens),
+            model=self.model.files.name,
+            engine=self.model.files.engine,  # the model may be closed
+            drafter=str(self.request.drafter),
+            policy=self.request.policy,
+            exact=False,
+            seed=self.request.sampling.seed,
+            settings=self.request.settings,
+        )
+
     @property
     def is_late(self) -> bool:
-        """True if it exceeded its time limit."""
         return self.timeout is not None and perf_counter() > self.submitted + self.timeout
 
     @property

@@ -38,7 +38,6 @@ from paceline.runtime.batching.prefix_cache import CachedPrefix, PrefixCache, cl
 from paceline.runtime.batching.prompt_store import PromptStore
 from paceline.runtime.batching.request import (
     BatchRequest,
-    Cancelled,
     Draining,
     Event,
     Listener,
@@ -117,7 +116,6 @@ class Scheduler:
         _all.add(self)
 
     def start(self, *, warm_up: bool = False) -> None:
-        """Start the thread that drives the engine."""
         if warm_up:
             self.batcher.warm_up()
         self._thread.start()
@@ -291,7 +289,6 @@ class Scheduler:
             self._end(queued, None if queued.cancelled else error)
 
     def _end_expired(self) -> None:
-        """End requests that were cancelled, or exceeded their time limit."""
         with self._lock:
             unfinished = [*self._waiting, *self._running]
         for queued in unfinished:
@@ -337,17 +334,11 @@ class Scheduler:
             if queued.job is not None:
                 queued.job.restart(prefix.sequence)
             elif queued.open_job is not None:
-                queued.job = queued.open_job(prefix.sequence)
+                queued.job = queued.open_job(prefix.sequence, self.prefix_cache.clear)
             else:
-                queued.job = queued.model._open_answer(
-                    queued.tokens,
-                    queued.request,
-                    prefix.sequence,
-                    queued.started,
-                    memory=prefix.memory,
-                    fault=partial(self._drafter_failed, ref(queued)),
-                    make_room=self.prefix_cache.clear,
-                )
+                fault = partial(self._drafter_failed, ref(queued))
+                open_answer = queued.model._open_answer
+                queued.job = open_answer(queued, prefix, fault, self.prefix_cache.clear)
         except Exception as error:
             self._end(queued, error)
             return
@@ -465,7 +456,7 @@ class Scheduler:
             self._release(queued, prefix, None if error else tokens)
         if error is not None:
             self.load.failed += 1
-        self._send(queued, error or result or Cancelled("the request was cancelled"))
+        self._send(queued, error or result or queued.empty_result())
 
     def _release(
         self, queued: BatchRequest, prefix: CachedPrefix, tokens: Sequence[int] | None
