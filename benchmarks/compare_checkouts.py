@@ -31,7 +31,7 @@ if sys.argv[1:2] != [WORKER]:  # a checkout may have these modules elsewhere
 
     from paceline.cli.options import default_model
     from paceline.verify.suite import SuitePrompt
-    from paceline_lab.bench.prompts import chosen_prompts
+    from paceline_lab.bench.turns import chosen_prompts
     from paceline_lab.client import PLAIN, Access, closed_loop, connect
 
 CLIENTS = 8

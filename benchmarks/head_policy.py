@@ -19,7 +19,7 @@ from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Drafter, Proposal
 from paceline.drafters import DrafterResources, DrafterSpec, RequestContext, create
 from paceline.drafters.heads import DraftCost
-from paceline_lab.simulate.replay import Recording, _CallCosts, _replay
+from paceline_lab.simulate.replay import Recording, _replay, costs_by_context
 
 TEXTS = Path(__file__).parent / "results" / "spec-bench-sampled.json"
 
@@ -82,7 +82,7 @@ def speeds(
             drafters = [*create(DrafterSpec.parse("ngram+suffix"), DrafterResources(), context)]
             head = Head([*one.prompt, *one.answer], mean, taken, cost)
             result = _replay(
-                one, [*drafters, head][: None if is_there else -1], policy, _CallCosts(table)
+                one, [*drafters, head][: None if is_there else -1], policy, costs_by_context(table)
             )
             plain.append(result.plain_seconds)
             seconds.append(result.seconds + head.taken)

@@ -244,7 +244,7 @@ def check(
     load = load_average()
     again = outputs / f"{setting.server}, {setting.name}, again.json"
     verdict = verify("--against", first, "--rounds", "1", output=again)
-    for name in ("server", "plain_server", "suite_sha256", "prompts", "max_tokens", "model"):
+    for name in ("server", "suite_sha256", "prompts", "max_tokens", "model"):
         del verdict[name]
     if setting.plain:  # that setting has them
         del verdict["texts"]

@@ -22,7 +22,7 @@ from clients.server import Server, served
 import paceline
 from paceline.cli.options import default_model
 from paceline.verify.suite import SuitePrompt
-from paceline_lab.bench.prompts import chosen_prompts
+from paceline_lab.bench.turns import chosen_prompts
 from paceline_lab.client import PLAIN, Access, closed_loop, connect
 
 MANY = 8

@@ -37,14 +37,14 @@ def build(options: dict[str, Any]) -> Application:
             cache_tokens=None if slots is None else int(slots),
         )
         scheduler = model.open_scheduler(
-            max_waiting=settings.max_waiting, max_running=settings.max_running
+            max_waiting=settings.queue, max_running=settings.max_concurrent
         )
         scheduler.start(warm_up=True)
         return make_app(Service(model, scheduler, settings))
 
     @serve.deployment(
         num_replicas=int(options.get("replicas", 1)),
-        max_ongoing_requests=settings.max_running + settings.max_waiting,
+        max_ongoing_requests=settings.max_concurrent + settings.queue,
         ray_actor_options={"num_cpus": cpus},
         max_replicas_per_node=1,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),

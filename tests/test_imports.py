@@ -126,6 +126,9 @@ FAST = {
     MLX: {*ALLOWED[MLX]},
 }
 
+# Options of a command, in a slow package.
+FAST_MODULE = "paceline.server.settings"
+
 # These may import third-party packages at the top of a file.
 WITH_PACKAGES = {
     *((CORE_ML, name) for name in ("conversion", "golden", "options", "probe")),
@@ -199,7 +202,8 @@ def part(name: str) -> str:
 
 def heavy(name: str) -> bool:
     """Return True if a name is slow to import."""
-    return subpackage(name) not in FAST[package(name)]
+    is_fast = subpackage(name) in FAST[package(name)]
+    return not (is_fast or name.startswith(FAST_MODULE))
 
 
 def parts(module: str) -> Container[str]:

@@ -13,7 +13,7 @@ from paceline.cli.ps import ps
 from paceline.errors import InvalidRequest, ModelError, PacelineError
 from paceline.models import hub
 from paceline.runtime.model import Model
-from paceline.server.router.pool import Limits, Pool
+from paceline.server.router.pool import Pool
 from paceline.server.router.run import Router
 from paceline.server.settings import Settings
 from paceline_lab.client import Access, closed_loop, connect
@@ -115,7 +115,7 @@ def test_an_unusable_proxy_is_reported_and_does_not_block_local_requests(
     assert "secret" not in str(caught.value)
     with running(model) as server:
         assert connect(f"{server.url}/v1", Access())
-    Router(list, Pool(None, Limits(models=1)), Settings(), "m")  # type: ignore[arg-type]
+    Router(list, Pool(None, Settings()), Settings(), "m")  # type: ignore[arg-type]
 
 
 def test_a_proxy_unsupported_by_the_hub_client_is_reported():

@@ -76,6 +76,7 @@ class Range:
 
 
 IntRange, FloatRange = partial(Range, int), partial(Range, float)
+COUNT = IntRange(1, 2**31 - 1)
 
 
 def shorten(value: object) -> str:

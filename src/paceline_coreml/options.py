@@ -7,7 +7,7 @@ from typer import Option
 
 from paceline.cli import declare
 from paceline.errors import InvalidRequest
-from paceline.options import IntRange
+from paceline.options import COUNT, IntRange
 
 if TYPE_CHECKING:
     from paceline_coreml.engine.artifact import Task
@@ -36,7 +36,7 @@ class ConversionOptions:
     functions: Annotated[
         Any,
         Option(
-            parser=declare.IntList(declare.COUNT),
+            parser=declare.IntList(COUNT),
             metavar="T,T",
             help="create static functions for these numbers of rows; the largest is for prompts",
         ),

@@ -1,13 +1,13 @@
 """A client of OpenAI-compatible servers: greedy requests from several clients at once.
 
 The server counts tokens (`usage`), the client measures times. On a paceline server, each request
-chooses plain or speculative decoding. Other servers are configured at their start, so plain
-decoding needs a second one. A server may draft, and prompts may be prefix cache hits.
+chooses plain or speculative decoding; other servers are configured at their start. A server may
+draft, and prompts may be prefix cache hits.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from math import exp
 from time import perf_counter
@@ -55,28 +55,16 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Options of commands that send requests to a server."""
-
     served_model: Served = None
     api_key: ApiKey = None
 
 
-def connect(url: str, access: Access, plain_url: str | None = None) -> Mapping[str, ServedModel]:
+def connect(url: str, access: Access) -> Mapping[str, ServedModel]:
     """Return mode -> endpoint of the server at a base URL; plain decoding first.
 
-    `plain_url` is the URL of a second server, started without speculation. Raises InvalidRequest if
-    no OpenAI-compatible server answers, or if it has several models and `access` does not choose
-    one.
+    Raises InvalidRequest if no OpenAI-compatible server answers, or if it has several models and
+    `access` does not choose one.
     """
-    server, is_ours = _endpoint(url, access)
-    if plain_url is not None:
-        return {PLAIN: _endpoint(plain_url, access)[0], SPECULATION: server}
-    modes = _PACELINE if is_ours else {AS_SERVED: {}}
-    return {mode: replace(server, fields=fields) for mode, fields in modes.items()}
-
-
-def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
-    """Return the endpoint at a base URL, and whether it is a paceline server."""
     url = url.rstrip("/")
     key, name = key_for(url, access.api_key), access.served_model
     try:
@@ -94,7 +82,9 @@ def _endpoint(url: str, access: Access) -> tuple[ServedModel, bool]:
         known = ", ".join(map(str, names[:8]))
         raise InvalidRequest(f"{url} has several models; name one with --served-model, as {known}")
     is_ours = any(model["owned_by"] == "paceline" for model in models)
-    return ServedModel(url, name or str(names[0]), key=key), is_ours
+    modes = _PACELINE if is_ours else {AS_SERVED: {}}
+    model = name or str(names[0])
+    return {mode: ServedModel(url, model, key=key, fields=fields) for mode, fields in modes.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from paceline.errors import InvalidRequest
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.model import Model
 from paceline.storage.report import Report
-from paceline_lab.agent.session import SESSIONS, load_sessions
+from paceline_lab.agent.replay import SESSIONS, load_sessions
 from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import Record, parse_record
 from paceline_lab.cli import agent as command

@@ -17,9 +17,8 @@ from paceline.models import ModelFiles
 from paceline.verify.suite import SuitePrompt
 from paceline_lab.bench.record import read_record
 from paceline_lab.bench.turns import PromptTurn
-from paceline_lab.peers.llama_server import process
-from paceline_lab.peers.llama_server.binary import LOOKUPS, server_binary
-from paceline_lab.peers.llama_server.peer import LlamaServer
+from paceline_lab.peers import llama_server
+from paceline_lab.peers.llama_server import LOOKUPS, LlamaServer, server_binary
 from support import fake_llama_server
 from support.process import started, stopped_line
 from support.scripts import script
@@ -122,7 +121,7 @@ def test_lookup_modes_missing_in_a_version_are_skipped_and_named(
 def test_a_program_other_than_llama_server_is_rejected(
     lines: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("paceline_lab.peers.llama_server.binary._SECONDS", 0.5)
+    monkeypatch.setattr("paceline_lab.peers.llama_server._SECONDS", 0.5)
     path = program(tmp_path / "other", *lines)
     with pytest.raises(InvalidRequest) as error:
         server_binary(str(path))
@@ -154,7 +153,7 @@ def test_a_server_that_never_becomes_ready_is_stopped_with_an_error(
 ):
     monkeypatch.setenv("FAKE_WAY", way)
     if way == "loading":
-        monkeypatch.setattr(process, "READY_SECONDS", 1.0)
+        monkeypatch.setattr(llama_server, "READY_SECONDS", 1.0)
     with pytest.raises(ModelError) as error:
         opened()
     assert says in str(error.value)

@@ -20,12 +20,19 @@ from paceline_lab.cli.options import MeasurementArguments
 from paceline_lab.cli.peers import peers as command
 from paceline_lab.client import AS_SERVED, Access
 from paceline_lab.peers import llama_server
-from paceline_lab.peers.base import Peer, PeerAnswer
-from paceline_lab.peers.llama_server.binary import ServerBinary
-from paceline_lab.peers.llama_server.peer import LlamaServer
-from paceline_lab.peers.measure import DECODE, OWN, WHOLE, PeerContender, contenders_of, measure
-from paceline_lab.peers.paceline_peer import PacelinePeer
-from paceline_lab.peers.server import ServerPeer
+from paceline_lab.peers.llama_server import LlamaServer, ServerBinary
+from paceline_lab.peers.measure import (
+    DECODE,
+    OWN,
+    WHOLE,
+    PacelinePeer,
+    Peer,
+    PeerAnswer,
+    PeerContender,
+    ServerPeer,
+    contenders_of,
+    measure,
+)
 from paceline_lab.peers.summary import is_exact, speeds, tables
 from support.faulty import FaultyEngine, other_picks_when_drafting
 from support.reports import report_of
@@ -176,8 +183,8 @@ def test_a_failing_peer_is_reported_with_the_question():
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Peer], None]:
     binary = ServerBinary(Path("llama-server"), "1", ())
-    monkeypatch.setattr(llama_server.binary, "server_binary", lambda _: binary)
-    return lambda peer: monkeypatch.setattr(llama_server.peer, "LlamaServer", lambda *_, **__: peer)
+    monkeypatch.setattr(llama_server, "server_binary", lambda _: binary)
+    return lambda peer: monkeypatch.setattr(llama_server, "LlamaServer", lambda *_, **__: peer)
 
 
 def bench(model: Model, suite: Path, peers: Sequence[str] = (), **options: Any) -> Report:

@@ -42,7 +42,7 @@ def steps(
     recording: Recording, drafters: Sequence[Drafter], policy: Policy, cost: CostTable
 ) -> list[SimulatedStep]:
     generation = replay._generation(recording, drafters, policy)
-    return [step for _, step in replay._steps(generation, recording, replay._CallCosts(cost))]
+    return [step for _, step in replay._steps(generation, recording, replay.costs_by_context(cost))]
 
 
 def real(engine: ToyEngine, prompt: list[int], **settings: object) -> Iterator[SimulatedStep]:

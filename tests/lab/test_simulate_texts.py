@@ -1,5 +1,7 @@
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,24 @@ from paceline.storage.files import write_json
 from paceline_lab.bench.record import Record, Row, here
 from paceline_lab.learn.folder import TrainingAnswer
 from paceline_lab.simulate.replay import Recording
-from paceline_lab.simulate.texts import Texts
+from paceline_lab.simulate.texts import read_texts
+
+Read = Callable[[list[Path]], list[Recording]]
 
 
 @pytest.fixture
-def texts(tiny_files: ModelFiles) -> Texts:
-    return Texts(lambda: tiny_files)
+def texts(tiny_files: ModelFiles) -> Read:
+    return partial(read_texts, files=lambda: tiny_files)
 
 
 @pytest.fixture
-def alone() -> Texts:
+def alone() -> Read:
     """Without a model."""
 
     def none() -> ModelFiles:
         raise AssertionError("token ids need no model")
 
-    return Texts(none)
+    return partial(read_texts, files=none)
 
 
 def lines(path: Path, *entries: Any) -> Path:
@@ -34,20 +38,20 @@ def lines(path: Path, *entries: Any) -> Path:
     return path
 
 
-def test_token_ids_are_used_unchanged(alone: Texts, tmp_path: Path):
+def test_token_ids_are_used_unchanged(alone: Read, tmp_path: Path):
     path = lines(
         tmp_path / "a.jsonl",
         {"prompt": [1, 2], "answer": [3, 4], "id": "x", "kind": "chat"},
         {"prompt_token_ids": [1], "token_ids": [5], "finish_reason": "length"},
     )
     recordings = [Recording("x", "chat", [1, 2], [3, 4]), Recording("a:2", "any", [1], [5])]
-    assert alone.read([path]) == recordings
+    assert alone([path]) == recordings
     (tmp_path / "b.jsonl").write_bytes(path.read_bytes())
-    again = alone.read([path, tmp_path / "b.jsonl"])
+    again = alone([path, tmp_path / "b.jsonl"])
     assert len({recording.id for recording in again}) == 4, "no two have one name"
 
 
-def test_text_is_tokenized_as_for_a_request(texts: Texts, tiny_files: ModelFiles, tmp_path: Path):
+def test_text_is_tokenized_as_for_a_request(texts: Read, tiny_files: ModelFiles, tmp_path: Path):
     tokenizer, template = tiny_files.tokenizer, tiny_files.template
     messages = [{"role": "user", "content": "and the user"}]
     path = lines(
@@ -55,30 +59,30 @@ def test_text_is_tokenized_as_for_a_request(texts: Texts, tiny_files: ModelFiles
         {"prompt": "and the user", "answer": "this is one"},
         {"messages": messages, "answer": "this is one", "prediction": "this is"},
     )
-    found = texts.read([path])
+    found = texts([path])
     prompt = tokenizer.encode(template.render(messages), special=True)
     assert [each.prompt for each in found] == [prompt, prompt]
     assert found[0].answer == tokenizer.encode("this is one")
     assert found[1].prediction == tokenizer.encode("this is")
 
 
-def test_recordings_know_if_a_response_ended_naturally(alone: Texts, tmp_path: Path):
+def test_recordings_know_if_a_response_ended_naturally(alone: Read, tmp_path: Path):
     path = lines(
         tmp_path / "a.json",
         {"prompt": [1], "answer": [2, 3], "finish": "stop", "max_tokens": 9},
         {"prompt": [1], "answer": [2, 3], "finish_reason": "stop"},
         {"prompt": [1], "answer": [2, 3], "finish": "repetition"},
     )
-    assert [each.max_tokens for each in alone.read([path])] == [9, 66, None]
+    assert [each.max_tokens for each in alone([path])] == [9, 66, None]
 
 
-def test_training_responses_are_read_as_recordings(alone: Texts, tmp_path: Path):
+def test_training_responses_are_read_as_recordings(alone: Read, tmp_path: Path):
     answer = TrainingAnswer(["Hello"], [1], [2, 3], "stop", "free", 7)
-    (found,) = alone.read([lines(tmp_path / "answers.jsonl", asdict(answer))])
+    (found,) = alone([lines(tmp_path / "answers.jsonl", asdict(answer))])
     assert (found.prompt, found.answer, found.max_tokens) == ([1], [2, 3], 66)
 
 
-def test_a_result_with_token_ids_is_read_as_recordings(alone: Texts, tmp_path: Path):
+def test_a_result_with_token_ids_is_read_as_recordings(alone: Read, tmp_path: Path):
     facts = {"prompt_token_ids": [1, 2], "token_ids": [3, 4]}
     rows = [
         Row("a", "chat", "plain", {"ratio": [1.0]}, facts=facts),
@@ -87,10 +91,10 @@ def test_a_result_with_token_ids_is_read_as_recordings(alone: Texts, tmp_path: P
     ]
     path = tmp_path / "result.json"
     write_json(path, Record("run", rows, {"max_tokens": 30}, **here()).as_dict())
-    assert alone.read([path]) == [Recording("a", "chat", [1, 2], [3, 4], 30)]
+    assert alone([path]) == [Recording("a", "chat", [1, 2], [3, 4], 30)]
     write_json(path, Record("run", rows[2:], **here()).as_dict())
     with pytest.raises(InvalidRequest, match="only figures"):
-        alone.read([path])
+        alone([path])
 
 
 @pytest.mark.parametrize(
@@ -107,15 +111,15 @@ def test_a_result_with_token_ids_is_read_as_recordings(alone: Texts, tmp_path: P
     ],
 )
 def test_an_invalid_recording_is_a_one_line_error(
-    texts: Texts, tmp_path: Path, content: str, message: str
+    texts: Read, tmp_path: Path, content: str, message: str
 ):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidRequest, match=message) as raised:
-        texts.read([path])
+        texts([path])
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_recording_file_is_an_error(texts: Texts, tmp_path: Path):
+def test_a_missing_recording_file_is_an_error(texts: Read, tmp_path: Path):
     with pytest.raises(InvalidRequest, match="cannot read"):
-        texts.read([tmp_path / "none.jsonl"])
+        texts([tmp_path / "none.jsonl"])

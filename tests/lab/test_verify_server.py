@@ -15,6 +15,7 @@ from paceline.cli.servers import key_for
 from paceline.options import GREEDY
 from paceline.runtime.model import Model
 from paceline.runtime.request import Defaults
+from paceline.server.settings import Settings
 from paceline_lab.client import ServedModel, closed_loop
 from support.server import running
 from support.waiting import until
@@ -45,8 +46,6 @@ class FakeServer(ThreadingHTTPServer):
         """Sent with the status of a request that fails."""
         self.stream: str | None = None
         """Sent in place of the usual events."""
-        self.last: dict[str, Any] = {}
-        """Further fields of the last event."""
         self.models = {"fake"}
         """Names of models, which are listed."""
 
@@ -90,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = "" if text == SILENCE else text
         events = (
             {"choices": [{"delta": {"content": content}}]},
-            {"usage": {"completion_tokens": 4}, **server.last},
+            {"usage": {"completion_tokens": 4}},
         )
         lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         self.send(200, f"{lines}data: [DONE]\n\n".encode())
@@ -177,60 +176,13 @@ def test_outputs_that_change_under_load_are_located(verify: Found):
         assert each[2:] == " (as served, 3 at once): character 11: 'xt as ever', 'st as ever'"
 
 
-DRAFTED = {"timings": {"draft_n": 12, "draft_n_accepted": 5}}
-"""How llama.cpp and paceline report drafted tokens."""
-
-
-def test_plain_responses_with_drafted_tokens_fail(verify: Found):
-    def answer(server: FakeServer, _: dict[str, Any]) -> str:
-        server.last = DRAFTED if server.asked == 9 else {}
-        return TEXT
-
-    with serving(lambda *_: TEXT) as server, serving(answer) as second:
-        options = ("--plain-url", second.url, "--clients", "1", "--rounds", "1")
-        code, found = verify(server.url, *options)
-    assert (code, found["exact"], found["failed"]) == (1, False, [])
-    assert found["drafted"]["plain"] == 12
-    assert "were drafted for plain answers" in found["warnings"][0]
-
-
-def test_speculation_is_compared_with_a_second_plain_server(verify: Found):
-    texts = {"first": TEXT}
-
-    def speculates(server: FakeServer, _: dict[str, Any]) -> str:
-        server.last = DRAFTED
-        return texts["first"]
-
-    with serving(speculates) as server, serving(lambda *_: TEXT) as second:
-        server.models, second.models = {"drafting"}, {"plain"}
-        code, found = verify(server.url, "--plain-url", f"{second.url}/", "--rounds", "1")
-        assert (code, found["exact"], found["failed"]) == (0, True, [])
-        assert (server.asked, second.asked) == (24 + 6, 6 + 24 + 6)
-        assert found["drafted"] == {"plain": 0, "speculation": 18 * 12}
-        assert found["plain_server"] == second.url.removeprefix("http://")
-        assert found["warnings"] == []
-        texts["first"] = TEXT + " and ever"
-        code, found = verify(server.url, "--plain-url", second.url, "--rounds", "1")
-    assert code == 1
-    assert {name for name, n in counts(found, "changed").items() if n == 6} == {
-        *("speculation, alone", "speculation, cached prefix", "speculation, 3 at once")
-    }
-
-
-def test_reporting_no_drafted_tokens_is_a_warning(
-    verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
+def test_a_server_that_drafts_nothing_is_a_warning(
+    tiny_model: Model, verify: Found, prompts: Path, capsys: pytest.CaptureFixture[str]
 ):
-    with serving(lambda *_: TEXT) as server, serving(lambda *_: TEXT) as second:
-        code, found = verify(server.url, "--plain-url", second.url, "--rounds", "1")
-        words = ["verify", "--url", server.url, "--plain-url", second.url, "--rounds", "1"]
+    with running(tiny_model, Settings(drafter="none")) as server:
+        words = ["verify", "--url", f"{server.url}/v1", "--rounds", "1", "--max-tokens", "8"]
         assert main([*words, "--suite", str(prompts), "--quiet"]) == 0
-        printed = capsys.readouterr().out
-        as_served = verify(server.url, "--rounds", "1")[1]
-    assert code == 0
-    (warning,) = found["warnings"]
-    assert "no answer with speculation reports drafted tokens" in warning
-    assert f"warning: {warning}" in printed
-    assert as_served["warnings"] == [], "nothing was to be speculative"
+    assert "warning: no draft tokens are reported" in capsys.readouterr().out
 
 
 def test_our_server_changes_no_output_with_drafts_and_under_load(tiny_model: Model, verify: Found):
@@ -375,7 +327,6 @@ def test_the_environments_api_key_is_only_for_local_servers(monkeypatch: pytest.
         ({"locked": True}, [], "status 401: no; give another API key with --api-key"),
         ({"key": "secret"}, [], "requires another API key; give it with --api-key"),
         ({}, ["--url", "http://127.0.0.1:1/v1"], "no server listens at http://127.0.0.1:1/v1"),
-        ({}, ["--plain-url", "http://127.0.0.1:1/v1"], "no server listens at http://127.0.0.1:1"),
         ({"answer": lambda *_: SILENCE}, [], "no text to compare"),
     ],
 )

@@ -19,7 +19,7 @@ from paceline_lab.bench.turns import PromptTurn
 from paceline_lab.learn import data
 from paceline_lab.learn.folder import LearnedFolder
 from paceline_lab.learn.variety import Variety
-from paceline_lab.peers.paceline_peer import PacelinePeer
+from paceline_lab.peers.measure import PacelinePeer
 from paceline_lab.sweep.cases import length_cases
 
 HOT = Defaults(

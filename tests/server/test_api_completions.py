@@ -243,7 +243,7 @@ def test_a_required_function_is_called(server: Running, choice: Any, stream: boo
 def test_a_salted_or_prefill_only_request_is_private(server: Running):
     """The response is neither saved nor used for drafts."""
     prepared = [
-        server.server.service.prepare(ChatBody.model_validate({"messages": CHAT, **more}))[0]
+        server.server.service.chat(ChatBody.model_validate({"messages": CHAT, **more}))[0]
         for more in ({}, {"cache_salt": "a"}, {"max_tokens": 0})
     ]
     assert [request.request.private for request in prepared] == [False, True, True]

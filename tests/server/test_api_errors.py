@@ -329,7 +329,7 @@ def test_a_missing_chat_template_error_suggests_an_alternative(
 
 
 def test_requests_beyond_the_queue_limit_are_rejected(module_model: Model):
-    with running(module_model, Settings(max_waiting=3)) as server:
+    with running(module_model, Settings(queue=3)) as server:
         fault(server.post(TEXT, {"prompt": ["a", "b"], "n": 2}))
 
 

@@ -183,7 +183,7 @@ def test_metrics_are_also_served_under_v1_and_require_a_key(module_model: Model)
 
 
 def test_gauges_show_the_load_and_a_client_that_disconnects_is_counted(slow_model: Model):
-    settings = Settings(max_running=1, max_waiting=1)
+    settings = Settings(max_concurrent=1, queue=1)
     with running(slow_model, settings) as server, ExitStack() as stack:
         asked = {"method": "POST", "url": f"{server.url}/v1/completions", "json": LONG}
         client = stack.enter_context(httpx.Client())
@@ -204,7 +204,7 @@ def test_gauges_show_the_load_and_a_client_that_disconnects_is_counted(slow_mode
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "draining"])
 def test_truncated_responses_are_counted_with_their_tokens(slow_model: Model, reason: str):
-    settings = Settings(max_running=1, request_seconds=0.4 if reason == "timeout" else None)
+    settings = Settings(max_concurrent=1, timeout=0.4 if reason == "timeout" else None)
     with running(slow_model, settings) as server:
         load = server.scheduler.load
         with ExitStack() as stack:

@@ -59,7 +59,7 @@ def test_compilation_ends_when_its_client_disconnects(
 
 
 def test_a_response_over_its_time_limit_ends(slow_model: Model):
-    with running(slow_model, Settings(request_seconds=0.6)) as server:
+    with running(slow_model, Settings(timeout=0.6)) as server:
         response = server.post("/v1/completions", LONG)
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "request_timeout"
@@ -116,7 +116,7 @@ def test_a_stream_reports_the_progress_of_a_long_prefill(
 
 
 def test_an_idle_stream_gets_keepalives(slow_model: Model):
-    with running(slow_model, Settings(max_running=1, keepalive_seconds=0.05)) as server:
+    with running(slow_model, Settings(max_concurrent=1, keepalive_seconds=0.05)) as server:
         first = sent(server, LONG)
         until(lambda: server.scheduler.load.running == 1)
         with HTTP.stream(

@@ -275,7 +275,7 @@ def test_row_18_tokenize_and_detokenize(server: Running, text: str, field: str):
 
 def test_row_21_a_full_queue(model: Model, monkeypatch: pytest.MonkeyPatch):
     step, go_on = model.engine.step, threading.Event()
-    settings = Settings(max_running=1, max_waiting=2)
+    settings = Settings(max_concurrent=1, queue=2)
     with running(model, settings) as server, ThreadPoolExecutor(3) as pool:
         load, held = server.scheduler.load, []
         expected = good(server.post(TEXT, BARE))["choices"]

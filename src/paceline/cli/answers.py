@@ -61,16 +61,11 @@ class AnswerArguments:
         ),
     ] = False
 
-    @property
-    def system(self) -> str | None:
-        text = self.given.get("system")
-        return None if text is None else as_unicode(text, "--system")
-
     def options(self, *, raw: bool = False) -> Options:
         """Return the options of `Model.stream`, without missing ones."""
         options: Any = {"repetition_detection": not self.given.get("ignore_eos"), "raw": raw}
         for name, written in self.given.items():
-            if written not in (None, ()) and name != "system":  # which becomes a message
+            if written not in (None, ()):
                 options[name] = value_of(name, written)
         result: Options = options
         return result
@@ -82,6 +77,8 @@ def value_of(name: str, written: Any) -> Any:
         return _structure(name, written)
     if name == "logit_bias":
         return dict(written)
+    if name == "system":
+        return as_unicode(written, "--system")
     return None if (name, written) == ("max_tokens", -1) else written
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -38,19 +37,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class Commands(Group):
-    """Imports a command's module when the command is looked up."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return all names, in the order of the help."""
-        return [*dict.fromkeys((*COMMANDS, *super().list_commands(ctx)))]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        module = import_module(f"paceline.cli.{cmd_name}")
-        command = get_command(getattr(module, cmd_name, module).app)
-        command.name = cmd_name
-        return command
+    modules = COMMANDS
 
     def invoke(self, ctx: Any) -> int:
         """Run a command; return the exit code, after a line about an output error or Ctrl-C."""

@@ -5,7 +5,6 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -24,8 +23,7 @@ from paceline.options import IntRange, Options
 if TYPE_CHECKING:
     from paceline.cli.response_file import ResponseFile
     from paceline.models import Progress
-    from paceline.server.offline import Line, Offline
-    from paceline.server.ray_offline import RayOffline
+    from paceline.server.offline import Line, Offline, RayOffline
 
 _MAX_NAMED = 20  # maximum faulty lines in an error
 _CHECKED = 64  # lines, before progress is shown
@@ -34,13 +32,6 @@ _NAME = re.compile(r"\{([^{}\n\":,]+)\}")
 """A column in a template; not JSON."""
 
 _FIELD = 2**30  # maximum characters of a CSV field
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
-    """Default options of prompts."""
-
-    given: Options
 
 
 @command(
@@ -85,14 +76,13 @@ def batch(
     cpus: Annotated[
         int | None, declare.count(help="with --ray: CPUs of each model; default: a machine's")
     ] = None,
-    defaults: Defaults,
+    defaults: Options,
     model: ModelOptions,
     output: Output,
 ) -> int:
     """Answer a file of requests."""
     from paceline.cli.response_file import ResponseFile
-    from paceline.server.offline import EMBEDDINGS, Offline
-    from paceline.server.ray_offline import RayOffline
+    from paceline.server.offline import EMBEDDINGS, Offline, RayOffline
     from paceline.server.run import CONTEXTS
     from paceline.server.settings import Settings
 
@@ -105,7 +95,7 @@ def batch(
         raise InvalidRequest(f"{file} has no requests; expected a JSON object per line")
     given = [  # 0 equals False, and --no-think is False
         name
-        for name, value in defaults.given.items()
+        for name, value in defaults.items()
         if value is not None and value != [] and (value is not False or name == "think")
     ]
     if given and (posted := [line.number for line in lines if line.url]):
@@ -114,10 +104,8 @@ def batch(
             "with a body; write the option into the bodies"
         )
     _refuse(faults, file, skip_errors=skip_errors)
-    answer = AnswerArguments(given=defaults.given)
-    options: Any = answer.options()
-    if answer.system is not None:
-        options["system"] = answer.system
+    answer = AnswerArguments(given=defaults)
+    options = answer.options()
     load = partial(
         load_for_answers,
         model,
@@ -172,17 +160,17 @@ def _answer(
     async def run(update: Callable[[int], None]) -> None:
         sound = [line for line in left if line.number not in faults]
         async for response in offline.responses(sound):
-            responses.append(response)
+            append(response)
             update(len(responses))
 
     try:
         with (
-            responses,
+            responses.appending() as append,
             progress.task("answering", responses.total, unit="requests", shows_rate=True) as update,
         ):
             for line in left:
                 if line.number in faults:
-                    responses.append(offline.refusal(line, faults[line.number]))
+                    append(offline.refusal(line, faults[line.number]))
             asyncio.run(run(update))
     except KeyboardInterrupt:
         print_status(

@@ -98,15 +98,15 @@ def print_value(output: Output, value: Any, text: str) -> None:
 
 
 def print_report(report: "Report", output: Output, path: Path | None = None) -> int:
-    """Print a report, and write it to `path`; return the exit code."""
+    """Print a report, and write it to `path`, whose journal is removed; return the exit code."""
     from paceline.storage.files import write_bytes, writing
+    from paceline.storage.journals import journal_of
     from paceline.storage.report import json_file
 
     if path is not None:
         with writing(path):
             write_bytes(path, json_file(report.value))
-            if report.journal is not None:
-                report.journal.unlink(missing_ok=True)
+            journal_of(path).unlink(missing_ok=True)
     print_value(output, report.value, report.text)
     if not output.json:
         for title, head, rows in report.tables:

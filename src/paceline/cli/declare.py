@@ -6,7 +6,7 @@ parser are not used as the type of an option.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from paceline.cli import complete
-from paceline.options import BIAS, BIAS_TOKEN, OPTIONS, FloatRange, IntRange, Range, shorten
+from paceline.options import BIAS, BIAS_TOKEN, COUNT, OPTIONS, About, IntRange, Range, shorten
 from paceline.system.machine import cpu_cores
 
 
@@ -66,10 +66,6 @@ def json_object(text: str) -> dict[str, Any]:
     raise ValueError(f"{shorten(text)} is not a JSON object")
 
 
-COUNT = IntRange(1, 2**31 - 1)
-GIGABYTES = FloatRange(0, 1e6, open=True)
-SECONDS = FloatRange(0, 365 * 24 * 3600)
-TIMEOUT = FloatRange(0, SECONDS.max_value, open=True)
 _CPUS = cpu_cores()
 THREADS = IntOrKeyword(1, "auto", f"auto; there are {_CPUS} CPUs", None, _CPUS)
 _LIMIT = IntOrKeyword(1, "-1", "-1 for no limit", -1)
@@ -111,15 +107,34 @@ def parser_of(name: str) -> Callable[[str], Any] | None:
 def answer_option(name: str, **more: Any) -> Any:
     """Declare an option of an answer; `more` replaces arguments of typer's `Option`."""
     about = OPTIONS[name].about
+    return _option(name, about, parser_of(name), help=about.help + _NOTES.get(name, ""), **more)
+
+
+def _option(name: str, about: About, parser: Any = None, **more: Any) -> Any:
     given = {
-        "parser": parser_of(name),
-        "help": about.help + _NOTES.get(name, ""),
+        "parser": parser,
+        "help": about.help,
         "metavar": about.metavar,
         "rich_help_panel": about.panel,
         "autocompletion": complete.drafters if name == "drafter" else None,
     }
     words = about.words or f"--{name.replace('_', '-')}"
     return Option(*words.split(), **given | more)
+
+
+def parameter(one: Parameter) -> Parameter:
+    """Return a parameter for the command line.
+
+    It is declared by an option of typer, or by an `About`, after its range, if any.
+    """
+    *parser, about = getattr(one.annotation, "__metadata__", [None])
+    if not isinstance(about, About):
+        return one
+    kind, option = one.annotation.__origin__, _option(one.name, about, *parser)
+    if kind == Sequence[str]:
+        option.default_factory, option.show_default = list, False
+        return one.replace(annotation=Annotated[list[str], option], default=Parameter.empty)
+    return one.replace(annotation=Annotated[kind, option])
 
 
 def answer_parameters() -> Iterator[Parameter]:

@@ -24,7 +24,7 @@ def forget(
     This deletes saved answers of `generate`, `chat` and `serve`, learned drafters and their data;
     without --model, also the messages typed in chats.
     """
-    from paceline.cli.chat.history import history_file
+    from paceline.cli.chat.terminal import history_file
     from paceline.runtime.drafting import all_learned
     from paceline.runtime.kept import all_kept
     from paceline.storage.files import megabytes, remove, size_of

@@ -80,8 +80,6 @@ def generate(
             raise InvalidRequest("the prompt is empty; expected some text")
     expected = None if prediction is None else read_text(prediction, quiet=output.quiet)
     options = answer.options(raw=raw)
-    if answer.system is not None:
-        options["system"] = answer.system
     if expected is not None:
         options["prediction"] = [0]  # its tokens, once there is a tokenizer
     request = check(options)  # before the model lookup

@@ -3,6 +3,8 @@
 Commands are imported when they are named or listed.
 """
 
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from typer import Typer
@@ -15,13 +17,19 @@ from paceline import plugins
 class Group(TyperGroup):
     """A group of its commands and those of other packages: `bench.sweep` in the group `bench`."""
 
+    modules: Sequence[str] = ()
+    """Commands in modules of their names in this folder."""
+
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return all names, in the order of the help."""
         prefix, names = self._prefix(), plugins.names(plugins.COMMANDS)
         rests = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
-        return [*dict.fromkeys((*self.commands, *(rest for rest in rests if "." not in rest)))]
+        rests = (rest for rest in rests if "." not in rest)
+        return [*dict.fromkeys((*self.modules, *self.commands, *rests))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.modules:
+            module = import_module(f"paceline.cli.{cmd_name}")
+            return _named(getattr(module, cmd_name, module).app, cmd_name)
         if cmd_name in self.commands or cmd_name not in self.list_commands(ctx):
             return self.commands.get(cmd_name)
         return load_command(f"{self._prefix()}{cmd_name}", cmd_name)
@@ -43,6 +51,10 @@ def load_command(entry: str, name: str) -> Any:
             raise plugins.PluginError(f"{entry!r} is {app!r}; expected a Typer app")  # noqa: TRY301
     except plugins.PluginError as error:
         return _unavailable(name, error)
+    return _named(app, name)
+
+
+def _named(app: Typer, name: str) -> Any:
     command = get_command(app)
     command.name = name
     return command

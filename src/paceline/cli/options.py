@@ -7,7 +7,7 @@ are in one place. A dataclass parameter becomes an option per field.
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter
@@ -21,7 +21,7 @@ from paceline.cli import complete, declare
 from paceline.cli.groups import Group
 from paceline.cli.habits import with_habits
 from paceline.errors import InvalidRequest
-from paceline.options import IntRange, Options
+from paceline.options import COUNT, About, IntRange, Options
 from paceline.storage.text import decode
 from paceline.system.machine import NO_FOLDER
 
@@ -99,41 +99,47 @@ def command(
 
 
 def _flat(function: Callable[..., int]) -> Callable[..., int]:
-    """Return `function` with a parameter for each field of its dataclass parameters.
-
-    A field that is `Options` becomes the options of an answer.
-    """
-    groups: dict[str, type] = {}
-    of_fields: dict[Any, list[Parameter]] = {}
-    parameters: list[Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if is_dataclass(parameter.annotation) and isinstance(parameter.annotation, type):
-            groups[name] = parameter.annotation
-            for field in fields(groups[name]):
-                of_fields[field] = [*_parameters(field)]
-                parameters += of_fields[field]
-        else:
-            parameters.append(parameter)
+    """Return `function` with the parameters that `_parameters` returns for its own."""
+    own = inspect.signature(function).parameters.values()
 
     @wraps(function)
     def call(**values: Any) -> int:
-        def value(field: Any) -> Any:
-            given = {one.name: values.pop(one.name) for one in of_fields[field]}
-            return given if field.type is Options else given[field.name]
+        return function(**{one.name: _value(one, values) for one in own})
 
-        for name, kind in groups.items():
-            values[name] = kind(**{field.name: value(field) for field in fields(kind)})
-        return function(**values)
-
+    parameters = [parameter for one in own for parameter in _parameters(one)]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
 
 
-def _parameters(field: Any) -> Iterable[Parameter]:
-    if field.type is Options:
-        return declare.answer_parameters()
-    default = Parameter.empty if field.default is MISSING else field.default
-    return [Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=field.type)]
+def _parameters(one: Parameter) -> list[Parameter]:
+    """Return the command line's parameters: of a dataclass its fields', of `Options` the options.
+
+    A field without a declaration has none.
+    """
+    if one.annotation is Options:
+        return [*declare.answer_parameters()]
+    if is_dataclass(one.annotation):
+        return [part for field in _fields(one.annotation) for part in _parameters(field)]
+    return [declare.parameter(one)]
+
+
+def _fields(kind: Any) -> Iterator[Parameter]:
+    for field in fields(kind):
+        if field.type is Options or hasattr(field.type, "__metadata__"):
+            default = Parameter.empty if field.default is MISSING else field.default
+            yield Parameter(
+                field.name, Parameter.KEYWORD_ONLY, default=default, annotation=field.type
+            )
+
+
+def _value(one: Parameter, given: Mapping[str, Any]) -> Any:
+    """Return a parameter's value, from those of the command line's parameters."""
+    if one.annotation is Options:
+        return {option.name: given[option.name] for option in _parameters(one)}
+    if not is_dataclass(one.annotation):
+        return given[one.name]
+    kind: Any = one.annotation
+    return kind(**{field.name: _value(field, given) for field in _fields(kind)})
 
 
 class Command(TyperCommand):
@@ -199,7 +205,6 @@ class Command(TyperCommand):
         return "model" in parameters and "argument" not in parameters.values()
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the parts of the usage line."""
         return [*super().collect_usage_pieces(ctx), *["[model]"] * self._takes_model(ctx)]
 
 
@@ -210,8 +215,6 @@ Quiet = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Output options of a command."""
-
     json: Annotated[bool, Option("--json", help="print JSON")] = False
     quiet: Quiet = False
 
@@ -219,7 +222,7 @@ class Output:
 ComputeUnits = Literal["all", "cpu-only", "cpu-and-gpu", "cpu-and-ne"]
 """The same as in `paceline.engines.base`, which imports numpy."""
 
-_model = partial(Option, rich_help_panel="Model")
+_model, _about = partial(Option, rich_help_panel="Model"), partial(About, "Model")
 
 Revision = Annotated[
     str | None,
@@ -243,8 +246,6 @@ ModelArgument = Annotated[str, Argument(**_NAME)]
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """The model, and how it is run."""
-
     model: ModelName
     revision: Revision = None
     offline: Offline = False
@@ -253,21 +254,16 @@ class ModelOptions:
     ] = "auto"
     min_rows: Annotated[
         int,
-        _model(
-            parser=IntRange(1, 2),
-            help="minimum tokens per forward pass, padded if necessary: 2 is exact, 1 is not",
-        ),
+        IntRange(1, 2),
+        _about("minimum tokens per forward pass, padded if necessary: 2 is exact, 1 is not"),
     ] = 2
     cache_tokens: Annotated[
         int | None,
-        _model(
-            parser=declare.COUNT,
-            help="size of the KV cache, in tokens; default: one full context, for serve four",
-        ),
+        COUNT,
+        _about("size of the KV cache, in tokens; default: one full context, for serve four"),
     ] = None
     threads: Annotated[
-        int | None,
-        _model(parser=declare.THREADS, help="CPU threads: auto, or at most one per CPU"),
+        int | None, declare.THREADS, _about("CPU threads: auto, or at most one per CPU")
     ] = None
     device: Annotated[
         str, _model(help="for GGUF files: auto, cpu, gpu, or a device that `paceline plan` names")

@@ -8,14 +8,14 @@ until then they are in `FILE.part`, in order of completion.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 from paceline.errors import InvalidRequest
 from paceline.storage.files import writing
-from paceline.storage.journals import appending, read_journal
+from paceline.storage.journals import Append, appending
 
 _FAILED = 400
 """Responses with this status or a higher one are errors, and missing in the next run."""
@@ -23,25 +23,14 @@ _FAILED = 400
 _START = b'{"id": "batch_req_'
 """The beginning of a response, as a torn last line has it."""
 
-
 _FOREIGN = (
     "is not a response to these requests with this model and these options; name another "
     "--output, or remove that file"
 )
 
 
-def _check_end(path: Path) -> None:
-    """Raise InvalidRequest for another kind of file, or a last line that no run was writing."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for, a device replaced
-        raise InvalidRequest(f"cannot write {path}: it is not a file")
-    content = path.read_bytes() if path.exists() else b""
-    end = content[content.rfind(b"\n") + 1 :].strip(b"\0")
-    if not _START.startswith(end[: len(_START)]):
-        raise InvalidRequest(f"the last line of {path} {_FOREIGN}")
-
-
 class ResponseFile:
-    """Appends responses inside a `with` block; `in` and `len` cover existing responses."""
+    """The existing responses, for `in` and `len`, and those that `appending` adds."""
 
     def __init__(self, path: Path, ids: Sequence[str], *, ordered: bool) -> None:
         """Read the responses of an earlier run to the requests `ids`.
@@ -50,50 +39,47 @@ class ResponseFile:
         """
         self.path = path.with_name(f"{path.name}.part") if ordered else path
         self._final, self._ids = path, ids
-        self._counts: dict[str, tuple[bool, int, int]] = {}  # the responses would fill the memory
+        # Id -> offset and counts: the responses would fill the memory.
+        self._found: dict[str, tuple[int, bool, int, int]] = {}
         known, continued = {*ids}, self.path if self.path.exists() else path
         for file in dict.fromkeys([path, self.path]):  # the final one must also be ours
-            _check_end(file)
-            for where, response in read_journal(file):
-                if response.get("id") not in known:
-                    raise InvalidRequest(f"{where} {_FOREIGN}")
-                if file == continued and response["response"]["status_code"] < _FAILED:
-                    self._counts[response["id"]] = _counts(response)
-        self._stack = ExitStack()
+            for place, response in _read(file, known):
+                counts = _counts(response)
+                if file == continued and not counts[0]:
+                    self._found[response["id"]] = place, *counts
 
     @property
     def total(self) -> int:
         return len(self._ids)
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._found)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._counts
+        return id in self._found
 
-    def __enter__(self) -> Self:
+    @contextmanager
+    def appending(self) -> Iterator[Append]:
+        """Yield a function that writes a response. Raises InvalidRequest if that fails."""
         if self._final.exists() and not self.path.exists():
             with writing(self.path):  # the input has grown since
                 shutil.copyfile(self._final, self.path)
-        self._append = self._stack.enter_context(appending(self.path))
-        return self
+        with appending(self.path) as append:
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+            def add(response: dict[str, Any]) -> None:
+                place = self.path.stat().st_size
+                append(response)
+                self._found[response["id"]] = place, *_counts(response)
 
-    def append(self, response: dict[str, Any]) -> None:
-        """Write a response. Raises InvalidRequest if that fails."""
-        self._append(response)
-        self._counts[response["id"]] = _counts(response)
+            yield add
 
     def finish(self) -> None:
         """Replace the file with all responses: in request order, or as they completed."""
         temporary = self._final.with_name(f".{self._final.name}.{os.getpid()}")
         with writing(self._final):
             with self.path.open("rb") as source, temporary.open("wb") as file:
-                places = {id: at for at, id in _places(source)}
-                for id in self._ids if self.path != self._final else places:
-                    source.seek(places[id])
+                for id in self._ids if self.path != self._final else self._found:
+                    source.seek(self._found[id][0])
                     file.write(source.readline())
             temporary.replace(self._final)
             if self.path != self._final:
@@ -101,18 +87,31 @@ class ResponseFile:
 
     def summary(self) -> dict[str, int]:
         """Return counts of all responses: requests, errors, tokens of prompts, cached ones."""
-        failed, prompt, cached = zip(*self._counts.values(), strict=True)
+        _, failed, prompt, cached = zip(*self._found.values(), strict=True)
         tokens = {"prompt_tokens": sum(prompt), "cached_tokens": sum(cached)}
         return {"requests": len(failed), "failed": sum(failed), **tokens}
 
 
-def _places(file: IO[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield the offset and the id of each response in a file of them."""
-    at = 0
-    for line in file:
+def _read(path: Path, known: Container[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the offset of each response in a file, and the response.
+
+    Raises InvalidRequest for responses whose id is not `known`, or another kind of file.
+    """
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device replaced
+        raise InvalidRequest(f"cannot write {path}: it is not a file")
+    *lines, end = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    if not _START.startswith(end.strip(b"\0")[: len(_START)]):  # no run was writing it
+        raise InvalidRequest(f"the last line of {path} {_FOREIGN}")
+    place = 0
+    for number, line in enumerate(lines, 1):
         if line.strip():
-            yield at, json.loads(line)["id"]
-        at += len(line)
+            response: dict[str, Any] = {}
+            with suppress(ValueError):
+                response = json.loads(line) if line.startswith(_START) else {}
+            if response.get("id") not in known:
+                raise InvalidRequest(f"line {number} of {path} {_FOREIGN}")
+            yield place, response
+        place += len(line) + 1
 
 
 def _counts(response: dict[str, Any]) -> tuple[bool, int, int]:

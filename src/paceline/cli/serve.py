@@ -1,172 +1,33 @@
 """`paceline serve`: runs `server.run`, or `server.router.run` with `--all`."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from paceline.cli import declare
 from paceline.cli.console import check_kept, load_model, obey_offline, print_status
 from paceline.cli.options import GenerationConfig, ModelOptions, Output, Quiet, command
+from paceline.cli.servers import registration
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.options import IntRange
+from paceline.options import About, IntRange
+from paceline.server.settings import Settings, api_keys
 
 if TYPE_CHECKING:
     from paceline.models import ModelFiles
-    from paceline.server.settings import Settings
 
-
-_access = partial(Option, rich_help_panel="Access")
-_load = partial(Option, rich_help_panel="Load")
-_request = partial(declare.answer_option, rich_help_panel="Defaults of requests")
-_all = partial(Option, rich_help_panel="Several models")
+_access = partial(About, "Access")
 
 _OF_CHILDREN = (
-    *(
-        "queue",
-        "max_concurrent",
-        "timeout",
-        "prompt_cache",
-        "shutdown_timeout",
-        "drafter",
-        "policy",
-        "max_block",
-    ),
-    *("think", "default_max_tokens", "parse_special", "parallel", "keep", "generation_config"),
-    *("min_rows", "cache_tokens", "threads", "device", "kv_cache_type", "compute_units", "offline"),
+    *("queue", "max_concurrent", "timeout", "prompt_cache", "shutdown_timeout"),
+    *("drafter", "policy", "max_block", "think", "default_max_tokens", "parse_special"),
+    *("parallel", "keep", "generation_config", "min_rows", "cache_tokens", "threads", "device"),
+    *("kv_cache_type", "compute_units", "offline"),
 )
 """Options that a router passes to each model's process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerArguments:
-    """Command-line options for `Settings`."""
-
-    host: Annotated[str, _access(help="address to listen on; a public one needs --api-key")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[
-        int, _access(parser=IntRange(0, 2**16 - 1), help="port; 0 selects a free one")
-    ] = 8000
-    api_key: Annotated[
-        list[str] | None,
-        _access(
-            help="API key that requests must send; may be repeated; default: $PACELINE_API_KEY"
-        ),
-    ] = None
-    api_key_file: Annotated[
-        Path | None,
-        _access(
-            parser=Path, metavar="FILE", help="file of API keys, one per line; # begins a comment"
-        ),
-    ] = None
-    no_auth: Annotated[
-        bool, _access("--no-auth", help="accept requests without a key, even on a public address")
-    ] = False
-    allow_host: Annotated[
-        list[str] | None,
-        _access(metavar="HOST", help="allowed value of the Host header; may be repeated"),
-    ] = None
-    origin: Annotated[
-        list[str] | None,
-        _access(help="scheme://host:port of a web page that may send requests; may be repeated"),
-    ] = None
-    root_path: Annotated[str, _access(help="path of the server behind a proxy, such as /m/x")] = ""
-    name: Annotated[
-        str | None, Option(help="the model's name in the API; default: its own name")
-    ] = None
-    alias: Annotated[
-        list[str] | None, Option(help="another name of the model; may be repeated")
-    ] = None
-    queue: Annotated[int, _load(parser=declare.COUNT, help="maximum waiting requests")] = 256
-    max_concurrent: Annotated[
-        int, _load(parser=declare.COUNT, help="maximum concurrent requests")
-    ] = 64
-    connections: Annotated[
-        int | None,
-        _load(
-            parser=declare.COUNT,
-            help="connections at a time, as far as the limit on open files allows; "
-            "default: 1024 more than may run and wait",
-        ),
-    ] = None
-    timeout: Annotated[
-        float | None,
-        _load(parser=declare.TIMEOUT, help="maximum seconds per request, including the queue"),
-    ] = None
-    shutdown_timeout: Annotated[
-        float, _load(parser=declare.SECONDS, help="seconds for running requests at shutdown")
-    ] = 30.0
-    prompt_cache: Annotated[
-        float | None,
-        _load(
-            parser=declare.GIGABYTES,
-            metavar="GB",
-            help="maximum size of the prompt cache on disk; default: in memory only",
-        ),
-    ] = None
-    parallel: Annotated[
-        int,
-        _load(
-            parser=IntRange(1, 32),
-            help="requests that share forward passes in llamacpp: 1 for one person or agent, "
-            "more for many clients",
-        ),
-    ] = 1
-    drafter: Annotated[str, _request("drafter")] = "auto"
-    policy: Annotated[str, _request("policy")] = "auto"
-    max_block: Annotated[int | None, _request("max_block")] = None
-    think: Annotated[bool | None, _request("think")] = None
-    default_max_tokens: Annotated[
-        int | None,
-        declare.count(
-            rich_help_panel="Defaults of requests",
-            help="tokens of an answer to a chat without max_tokens; "
-            "default: 16384, or half the context if that is less",
-        ),
-    ] = None
-    parse_special: Annotated[
-        bool,
-        Option(
-            "--parse-special",
-            help="names of special tokens in messages become the tokens; only for clients that "
-            "you trust",
-        ),
-    ] = False
-    keep: Annotated[
-        bool,
-        Option(
-            "--keep",
-            help="save the tokens of answers on this machine, to draft later ones of any client; "
-            "except those of requests with a cache_salt",
-        ),
-    ] = False
-    generation_config: GenerationConfig = "auto"
-
-    def settings(self, *, behind_router: bool) -> "Settings":
-        """Return the settings. Raises InvalidRequest if a key, a host or an origin is not valid."""
-        from paceline.server.settings import Settings, api_keys
-
-        given = asdict(self)
-        return Settings(
-            **{one.name: given[one.name] for one in fields(Settings) if one.name in given},
-            aliases=tuple(self.alias or ()),
-            api_keys=api_keys(self.api_key or (), self.api_key_file, os.environ),
-            hosts=None if self.allow_host is None else tuple(self.allow_host),
-            behind_router=behind_router,
-            origins=tuple(self.origin or ()),
-            max_waiting=self.queue,
-            max_running=self.max_concurrent,
-            max_connections=self.connections,
-            request_seconds=self.timeout,
-            prompt_cache_bytes=None if self.prompt_cache is None else int(self.prompt_cache * 1e9),
-            grace_seconds=self.shutdown_timeout,
-        )
 
 
 @command(
@@ -178,25 +39,37 @@ class ServerArguments:
 )
 def serve(
     *,
-    server: ServerArguments,
-    every: Annotated[
-        bool, _all("--all", help="serve all installed models; load each on first use")
-    ] = False,
-    max_loaded_models: Annotated[
-        int, _all(parser=declare.COUNT, help="maximum models in memory")
-    ] = 1,
-    memory: Annotated[
-        float | None,
-        _all(
-            parser=declare.GIGABYTES,
-            metavar="GB",
-            help="maximum memory of the loaded models, as estimated; default: the machine's",
+    server: Settings,
+    port: Annotated[int, IntRange(0, 2**16 - 1), _access("port; 0 selects a free one")] = 8000,
+    api_key: Annotated[
+        Sequence[str],
+        _access("API key that requests must send; may be repeated; default: $PACELINE_API_KEY"),
+    ],
+    api_key_file: Annotated[
+        Path | None, Path, _access("file of API keys, one per line; # begins a comment", "", "FILE")
+    ] = None,
+    parallel: Annotated[
+        int,
+        IntRange(1, 32),
+        About(
+            "Load",
+            "requests that share forward passes in llamacpp: 1 for one person or agent, more for "
+            "many clients",
         ),
-    ] = None,
-    keep_alive: Annotated[
-        float | None,
-        _all(parser=declare.TIMEOUT, metavar="SECONDS", help="unload a model after this idle time"),
-    ] = None,
+    ] = 1,
+    keep: Annotated[
+        bool,
+        About(
+            "Options",
+            "save the tokens of answers on this machine, to draft later ones of any client; except "
+            "those of requests with a cache_salt",
+        ),
+    ] = False,
+    generation_config: GenerationConfig = "auto",
+    every: Annotated[
+        bool,
+        About("Several models", "serve all installed models; load each on first use", "--all"),
+    ] = False,
     until_input_ends: Annotated[bool, Option("--until-input-ends", hidden=True)] = False,
     model: ModelOptions,
     quiet: Quiet = False,
@@ -205,27 +78,24 @@ def serve(
     from paceline.runtime.request import check
 
     check({"drafter": server.drafter, "policy": server.policy, "max_block": server.max_block})
-    check_kept([server.drafter], keep=server.keep)
-    settings = server.settings(behind_router=until_input_ends)
-    if not every and (max_loaded_models, memory, keep_alive) != (1, None, None):
+    check_kept([server.drafter], keep=keep)
+    keys = api_keys(api_key, api_key_file, os.environ)
+    settings = replace(server, port=port, api_keys=keys, behind_router=until_input_ends)
+    several = settings.max_loaded_models, settings.memory, settings.keep_alive
+    if not every and several != (1, None, None):
         raise InvalidRequest(
             "--max-loaded-models, --memory and --keep-alive need --all; add it, or remove them"
         )
     if every:
-        if server.name or server.alias or model.revision or model.engine != "auto":
+        if server.name or server.aliases or model.revision or model.engine != "auto":
             raise InvalidRequest("--name, --alias, --revision and --engine are not for --all")
-        from paceline.server.router.pool import Limits
         from paceline.server.router.run import serve_all
-        from paceline.system.machine import memory_bytes
 
         obey_offline(model.offline)
-        max_bytes = memory_bytes() if memory is None else int(memory * 1e9)
-        limits = Limits(max_loaded_models, max_bytes, keep_alive, settings.max_waiting)
-        words = _child_words(asdict(server) | asdict(model))
-        with _registered() as write:
-            serve_all(
-                model.model, words, settings=settings, limits=limits, on_line=write, quiet=quiet
-            )
+        others = {"parallel": parallel, "keep": keep, "generation_config": generation_config}
+        words = _child_words(asdict(settings) | asdict(model) | others)
+        with registration() as write:
+            serve_all(model.model, words, settings=settings, on_line=write, quiet=quiet)
         return 0
     from paceline.cli.crash import report_crashes
     from paceline.server.run import CONTEXTS, bound, end_with_input
@@ -240,16 +110,16 @@ def serve(
         Output(quiet=quiet),
         drafters=[settings.drafter],
         contexts=CONTEXTS,
-        parallel=server.parallel,
-        generation_config=server.generation_config,
-        keep=server.keep,
+        parallel=parallel,
+        generation_config=generation_config,
+        keep=keep,
         embeddings=True,
         check=partial(_check, think=settings.think, quiet=quiet),
     )
     if until_input_ends:  # the router logs requests itself
         run(answering, settings)
     else:
-        with _registered() as write:
+        with registration() as write:
             run(answering, settings, on_line=write, quiet=quiet)
     answering.flush()
     return 0
@@ -268,21 +138,6 @@ def _check(files: "ModelFiles", *, think: bool | None, quiet: bool) -> None:
     except PacelineError as error:
         if not quiet:
             print_status(f"chats are refused: {error}")
-
-
-@contextmanager
-def _registered() -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes a server's lines, and registers it with the first."""
-    from paceline.cli.servers import registration
-    from paceline.server.run import print_line
-
-    with registration() as register:
-
-        def write(line: str) -> None:
-            print_line(line)
-            register(line)
-
-        yield write
 
 
 def _child_words(options: Mapping[str, Any]) -> list[str]:

@@ -60,12 +60,15 @@ def served(url: str, key: str | None = None) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def registration() -> Iterator[Callable[[str], None]]:
-    """Yield a function that registers this server from the line with its address."""
+    """Yield a function that prints a server's lines; that with the address registers it."""
+    from paceline.server.run import print_line
+
     path = cache_dir() / _FOLDER / f"{os.getpid()}.url"
     release: Release | None = None
 
-    def register(line: str) -> None:
+    def write(line: str) -> None:
         nonlocal release
+        print_line(line)
         if release is not None or not (url := _URL.search(line)):
             return
         with contextlib.suppress(OSError):
@@ -74,7 +77,7 @@ def registration() -> Iterator[Callable[[str], None]]:
             release = lock_path(path, wait=False)
 
     try:
-        yield register
+        yield write
     finally:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from paceline import __version__
 from paceline.server import page
 from paceline.server.api.chat import Chat
 from paceline.server.api.completions import Completions
-from paceline.server.api.decisions import DecisionsBody, decisions
+from paceline.server.api.decisions import DecisionsBody, SystemOneBody, decisions, system_one
 from paceline.server.api.embeddings import embeddings
 from paceline.server.api.endpoint import Host, generation, observed, reading
 from paceline.server.api.info import DetokenizeBody, InfoHandlers, TokenizeBody
@@ -30,7 +30,6 @@ from paceline.server.api.messages import Messages, count_tokens
 from paceline.server.api.messages_body import MessagesBody
 from paceline.server.api.response_body import ResponsesBody
 from paceline.server.api.responses import Responses
-from paceline.server.api.system_one import SystemOneBody, system_one
 from paceline.server.body import ChatBody, CompletionBody, EmbeddingsBody
 from paceline.server.errors import ApiError
 from paceline.server.http import ApiKeyMiddleware, HostMiddleware
@@ -76,7 +75,6 @@ def make_app(service: Service) -> Starlette:
     gets: dict[str, Any] = {
         "/models": info.models,
         "/models/{name:path}": info.model,
-        "/responses/{response_id}": service.stored.get,
         "/health": info.health,
         "/tokenizer_info": info.tokenizer_info,
     }
@@ -84,8 +82,8 @@ def make_app(service: Service) -> Starlette:
     for prefix in ("/v1", ""):
         all_routes += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
         all_routes += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
-        forget = service.stored.delete
-        all_routes.append(Route(prefix + "/responses/{response_id}", forget, methods=["DELETE"]))
+        path, methods = prefix + "/responses/{response_id}", ["GET", "DELETE"]
+        all_routes.append(Route(path, service.stored.reply, methods=methods))
     return application(service, all_routes)
 
 

@@ -81,8 +81,6 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class Message(Body):
-    """A message of a chat."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
     reasoning_content: str | None = Field(
@@ -137,8 +135,6 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The structure of the answer."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
@@ -268,7 +264,11 @@ class GenerationBody(Body):
     @model_validator(mode="wrap")
     @classmethod
     def _readable(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Replace parts and items that a text model cannot read."""
+        """Refuse fields that would be ignored; replace parts that a text model cannot read."""
+        for field, instead in _UNSUPPORTED.items() if isinstance(data, Mapping) else ():
+            if (value := data.get(field)) or (value is False and field in _SWITCHES):
+                raise ApiError(f"{field} is not supported; {instead}", param=field)
+        refuse_fields_of_others(cls, data)
         reader = Reader(blocks=cls.blocks)
         name = "input" if "input" in cls.model_fields else "messages"
         if isinstance(data, Mapping) and isinstance(turns := data.get(name), list):
@@ -278,20 +278,6 @@ class GenerationBody(Body):
         body = handler(data)
         body._ignored_items = reader.ignored
         return body
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, data: Any) -> Any:
-        for name, instead in _UNSUPPORTED.items() if isinstance(data, Mapping) else ():
-            if (value := data.get(name)) or (value is False and name in _SWITCHES):
-                raise ApiError(f"{name} is not supported; {instead}", param=name)
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _belongs_here(cls, data: Any) -> Any:
-        refuse_fields_of_others(cls, data)
-        return data
 
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> "GenerationBody":
@@ -305,10 +291,15 @@ class GenerationBody(Body):
         return self.model_dump(include={*OPTIONS}, exclude_none=True)
 
     @property
+    def form(self) -> ResponseFormat | None:
+        """The structure of the answer in OpenAI's format; None without one."""
+        form = self.response_format
+        return None if form is None or form.type == "text" else form
+
+    @property
     def structured(self) -> bool:
         """True if the answer has a structure."""
-        form = self.response_format
-        return self.structured_outputs is not None or (form is not None and form.type != "text")
+        return self.structured_outputs is not None or self.form is not None
 
     @property
     def ignored_tools(self) -> list[str]:
@@ -319,6 +310,11 @@ class GenerationBody(Body):
     def ignored_items(self) -> list[str]:
         """Paths and types of the parts and items that became markers."""
         return self._ignored_items
+
+    def as_chat(self, **more: Any) -> "ChatBody":
+        """Return a chat's body with these fields and `more`, which are not checked again."""
+        shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
+        return ChatBody.model_construct(**shared, **more)
 
 
 def refuse_fields_of_others(kind: type[Body], data: Any) -> None:
@@ -337,8 +333,6 @@ def refuse_fields_of_others(kind: type[Body], data: Any) -> None:
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions."""
-
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, ge=-1)
     """-1 means no limit, as in llama.cpp; 0 computes only the prompt."""
@@ -363,6 +357,8 @@ class ChatBody(GenerationBody):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ChatBody":
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError("top_logprobs requires logprobs: true", param="top_logprobs")
         if None is not self.add_generation_prompt == self.continue_final_message:
@@ -381,14 +377,7 @@ class ChatBody(GenerationBody):
                 )
             self.tools = [tool for tool in self.tools if tool.function.name in names]
             self.tool_choice = allowed.mode
-        if self.tool_choice not in ("none", "auto") and not self.tools:
-            raise ApiError("tool_choice requires a tool call, but tools is empty", param="tools")
         return self
-
-    @property
-    def max_answer_tokens(self) -> int | None:
-        """The answer's token limit; None: the server's, -1: the rest of the context."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def continues(self) -> bool | None:
@@ -408,8 +397,6 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
-
     prompt: Prompts = Field(min_length=1, max_length=_MAX_PROMPTS)
     max_tokens: int = Field(default=_DEFAULT_TOKENS, ge=-1)
     echo: bool = False
@@ -443,15 +430,8 @@ class CompletionBody(GenerationBody):
     def _is_continued(self, prompt: str | list[int]) -> bool:
         return not isinstance(prompt, str) and len(prompt) > self.continued_tokens
 
-    @property
-    def max_answer_tokens(self) -> int:
-        """The answer's token limit; -1: the rest of the context."""
-        return self.max_tokens
-
 
 class EmbeddingsBody(Body):
-    """POST /v1/embeddings."""
-
     model: str | None = None
     input: Prompts = Field(min_length=1, max_length=_MAX_TEXTS)
     encoding_format: Literal["float", "base64"] = "float"

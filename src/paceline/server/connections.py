@@ -44,7 +44,7 @@ none since the last answer, no complete body, the last answer not read."""
 
 def connection_limit(settings: Settings, descriptors: int = 1) -> int:
     """Return the maximum number of connections, given the `descriptors` that each uses."""
-    limit = settings.max_connections or _IDLE + settings.max_waiting + settings.max_running
+    limit = settings.connections or _IDLE + settings.queue + settings.max_concurrent
     free = free_descriptors()
     return limit if free is None else min(limit, max((free - _RESERVED) // descriptors, _MIN))
 
@@ -142,13 +142,11 @@ class Connection(H11Protocol):
         return _SENDING if self.cycle.more_body else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit for the headers."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # the time for reading starts with the first byte
         self._time_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes, which may begin a request."""
         super().data_received(data)
         self._time_headers()
 
@@ -164,12 +162,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the time limit for reading."""
         self._time_reading()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Stop the time limit for reading: the client has read."""
         if self._read_timer is not None:
             self._read_timer.cancel()
         super().resume_writing()

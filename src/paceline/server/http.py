@@ -187,7 +187,6 @@ class HostMiddleware:
         self._root = settings.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request to the application, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -273,7 +272,6 @@ class ApiKeyMiddleware:
         self._behind_router = settings.behind_router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request to the application, or reject it."""
         if self._keys and scope["type"] == "http" and scope["path"] not in self._public:
             headers = Headers(scope=scope)
             scheme, _, bearer = headers.get("authorization", "").partition(" ")

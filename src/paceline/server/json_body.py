@@ -7,17 +7,18 @@ value names its field.
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError, core_schema, from_json
 
 from paceline.errors import InvalidRequest
 from paceline.models import check_unicode
@@ -43,11 +44,32 @@ def _to_int(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def type_tag(value: Any, missing: str = "") -> str | None:
-    """Return the field `type` in capitals, which `_path` omits, for a Discriminator."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    kind = kind or missing
-    return kind.upper() if isinstance(kind, str) else None
+class OneOf:
+    """Annotates a union of bodies by their field `type`; a body without fixed types has the others.
+
+    Errors name the tags, which are the names of classes; `_path` omits them.
+    """
+
+    def __init__(self, *kinds: type[Body]) -> None:
+        self._kinds, self._other = {kind.__name__: kind for kind in kinds}, None
+        self._names: dict[str, str] = {}
+        for name, kind in self._kinds.items():
+            field = kind.model_fields.get("type")
+            fixed = get_args(field.annotation) if field else ()
+            self._names |= dict.fromkeys(fixed, name)
+            self._other = self._other if fixed else name
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> Any:
+        return core_schema.tagged_union_schema(
+            {name: handler.generate_schema(kind) for name, kind in self._kinds.items()},
+            self._tag,
+            custom_error_type="invalid",
+            custom_error_message="expected an object with a type",
+        )
+
+    def _tag(self, value: Any) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return self._names.get(kind if isinstance(kind, str) else "", self._other)
 
 
 def invalid(message: str) -> PydanticCustomError:
@@ -89,7 +111,7 @@ _Parsed = TypeVar("_Parsed", bound=Body)
 
 
 def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
-    """Parse the body of a request. Raises ApiError, which names the first invalid value."""
+    """Parse the body of a request. Raises ApiError, as `validate` does, or if it is not JSON."""
     try:
         data = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -99,6 +121,11 @@ def parse(kind: type[_Parsed], body: bytes) -> _Parsed:
         raise ApiError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError("the body should be a JSON object", code="invalid_json")
+    return validate(kind, data)
+
+
+def validate(kind: type[_Parsed], data: dict[str, Any]) -> _Parsed:
+    """Return a body from its JSON. Raises ApiError, which names the first invalid value."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:

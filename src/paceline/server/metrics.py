@@ -121,12 +121,15 @@ class Metrics(Collector):
         self._add_each("drafter_accepted_tokens", stats.accepted_by)
         self._add_each("answers", {str(answer.finish_reason): 1})
         waited = max(stats.first_token_seconds - stats.prefill_seconds, 0.0)
-        self._observe("e2e_request_latency_seconds", perf_counter() - answer.submitted)
-        self._observe("time_to_first_token_seconds", stats.first_token_seconds)
-        self._observe("queue_seconds", waited)
+        seconds = {
+            "e2e_request_latency_seconds": perf_counter() - answer.submitted,
+            "time_to_first_token_seconds": stats.first_token_seconds,
+            "queue_seconds": waited,
+        }
         if stats.decoded:
-            per_token = stats.decode_seconds / stats.decoded
-            self._observe("time_per_output_token_seconds", per_token)
+            seconds["time_per_output_token_seconds"] = stats.decode_seconds / stats.decoded
+        for name, value in seconds.items():
+            self._histograms[name].observe(value)
 
     def on_embedding(self, embedding: Embedding) -> None:
         self._add("embeddings", 1)
@@ -209,9 +212,6 @@ class Metrics(Collector):
     def _add_each(self, name: str, counts: Mapping[str, int] | Mapping[int, int]) -> None:
         for which, count in counts.items():
             self._counters[name].labels(str(which)).inc(count)
-
-    def _observe(self, name: str, seconds: float) -> None:
-        self._histograms[name].observe(seconds)
 
 
 def _labelled(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:

@@ -126,6 +126,8 @@ class Prompts:
 
         Raises ApiError or InvalidRequest if the chat template does not support the body's options.
         """
+        if body.tool_choice not in ("none", "auto") and not body.tools:
+            raise ApiError("tool_choice requires a tool call, but tools is empty", param="tools")
         messages, tools, begun = self.template_chat(
             body.messages, body.tools if body.calling else []
         )

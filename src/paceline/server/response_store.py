@@ -77,31 +77,23 @@ class ResponseStore:
             ]
         return items[0] if items else None
 
-    async def get(self, request: Request) -> Response:
-        """Reply with a stored response. Raises ApiError without one."""
+    async def reply(self, request: Request) -> Response:
+        """Reply to GET with a stored response, and to DELETE without it. Raises ApiError."""
         name = request.path_params["response_id"]
-        return JSONResponse(self.response(client_of(request.scope), name))
-
-    async def delete(self, request: Request) -> Response:
-        """Delete a stored response. Raises ApiError without one."""
-        name = request.path_params["response_id"]
-        self.response(client_of(request.scope), name, delete=True)
-        return JSONResponse({"id": name, "object": "response", "deleted": True})
-
-    def response(self, client: int, name: str, *, delete: bool = False) -> dict[str, Any]:
-        """Return a response; `delete` removes it. Raises ApiError if it is not stored."""
+        key = client_of(request.scope), name
         with self._lock:
-            stored = self._stored.get((client, name))
+            stored = self._stored.get(key)
             if stored is None:
                 raise ApiError(
                     f"response {name[:80]!r} not found",
                     status=HTTPStatus.NOT_FOUND,
                     param="response_id",
                 )
-            if delete:
-                del self._stored[client, name]
-                self._size -= stored.size
-            return stored.response
+            if request.method != "DELETE":
+                return JSONResponse(stored.response)
+            del self._stored[key]
+            self._size -= stored.size
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
 
 
 def _size(message: Message) -> int:

@@ -68,7 +68,7 @@ class HttpServer(ABC):
     def __init__(self, settings: Settings) -> None:
         """Bind the address; raise as `bound` does."""
         host = settings.host
-        if _is_local(host) and settings.hosts is None:
+        if _is_local(host) and not settings.hosts:
             settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
         self.settings = settings
         self._socket = bound(settings)
@@ -119,7 +119,7 @@ class HttpServer(ABC):
         """Shut down, from any thread; the second call skips the grace period."""
         self._stop_requests += 1
         if self._end_timers is not None:
-            grace = self.settings.grace_seconds if self._stop_requests == 1 else 0.0
+            grace = self.settings.shutdown_timeout if self._stop_requests == 1 else 0.0
             timer = threading.Timer(grace + _LAST_SECONDS, _end_process)
             timer.daemon = True
             timer.start()
@@ -146,9 +146,9 @@ class HttpServer(ABC):
         stopping.cancel()
         if (count := connections.running()) and not quiet:
             requests = f"{count} request{'s' * (count > 1)}"
-            grace = self.settings.grace_seconds
+            grace = self.settings.shutdown_timeout
             print_line(f"finishing {requests}, up to {grace:g} s; Ctrl-C again ends it now")
-        await asyncio.to_thread(self.close, self.settings.grace_seconds)
+        await asyncio.to_thread(self.close, self.settings.shutdown_timeout)
         accepting.cancel()
         connections.close_unfinished()
         server.should_exit = True
@@ -244,54 +244,34 @@ class _LogLine(logging.Formatter):
         return "\n  ".join(visible(line, line=True) for line in super().format(record).split("\n"))
 
 
-def serve(
-    model: Model,
-    settings: Settings,
-    *,
-    on_line: Callable[[str], Any] = print_line,
-    quiet: bool = True,
-) -> None:
-    """Serve a model until SIGTERM or SIGINT; a second signal ends it at once.
-
-    Args:
-        model: loaded, with the drafters that requests may name.
-        settings: of the server.
-        on_line: receives the line with the URL once the server listens.
-        quiet: False: write a line for each request to standard error.
+def serve(model: Model, settings: Settings, **options: Any) -> None:
+    """Serve a loaded model, as `HttpServer.run` does with `options`, until a signal.
 
     Raises InvalidRequest and PacelineError as `bound` does, and for the setting `think`.
     """
     server = Server(model, settings)
     with suppress(PacelineError):  # a request for structured output gets the error
         server.service.grammars.json_object()  # warm up: the first grammar takes half a second
-    server.run(on_line=on_line, signals=True, quiet=quiet)
+    server.run(signals=True, **options)
 
 
 class Server(HttpServer):
-    """The server of a model."""
-
     def __init__(self, model: Model, settings: Settings) -> None:
         model.open_drafters(settings.drafter, "auto")  # a request may name either
         super().__init__(settings)
         store = None
-        if (max_bytes := settings.prompt_cache_bytes) is not None:
-            folder = cache_dir() / "prompts"
+        if (gigabytes := settings.prompt_cache) is not None:
+            folder, max_bytes = cache_dir() / "prompts", round(gigabytes * 1e9)
             store = PromptStore(folder, model.engine, model.files.fingerprint, max_bytes)
         self.scheduler = model.open_scheduler(
-            max_waiting=settings.max_waiting, max_running=settings.max_running, store=store
+            max_waiting=settings.queue, max_running=settings.max_concurrent, store=store
         )
         self.service = Service(model, self.scheduler, self.settings)
         self.name, self.app = self.service.name, make_app(self.service)
 
-    def run(
-        self,
-        *,
-        on_line: Callable[[str], Any] = print_line,
-        signals: bool = False,
-        quiet: bool = True,
-    ) -> None:
+    def run(self, **options: Any) -> None:
         self.scheduler.start(warm_up=True)
-        super().run(on_line=on_line, signals=signals, quiet=quiet)
+        super().run(**options)
 
     def close(self, grace: float) -> None:
         self.service.close(grace)

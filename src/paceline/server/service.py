@@ -33,7 +33,6 @@ from paceline.server.body import (
     EmbeddingsBody,
     GenerationBody,
     Prediction,
-    ResponseFormat,
     StructuredOutputs,
 )
 from paceline.server.errors import ApiError, unknown_model
@@ -169,20 +168,6 @@ class Service:
         if name is not None and name not in (self.name, *self.settings.aliases):
             raise unknown_model(name, self.name)
 
-    def prepare(self, body: ChatBody | CompletionBody | EmbeddingsBody) -> list[BatchRequest]:
-        """Return the scheduler's requests for a body: `n` answers to each prompt, in order.
-
-        Raises ApiError and InvalidRequest for unsupported requests.
-        """
-        self.check_model(body.model)
-        match body:
-            case ChatBody():
-                return self._chat(body)
-            case CompletionBody():
-                return self._completions(body)
-            case EmbeddingsBody():
-                return self._embeddings(body)
-
     @property
     def answer_form(self) -> ToolForm | None:
         """The call format in an answer's text: signed if the tag is one of the model's tokens."""
@@ -191,13 +176,15 @@ class Service:
             return form
         return form.signed()
 
-    def _chat(self, body: ChatBody) -> list[BatchRequest]:
+    def chat(self, body: ChatBody) -> list[BatchRequest]:
+        """Return the requests for `n` answers. Raises ApiError and InvalidRequest."""
+        self.check_model(body.model)
         text, thoughts = self.prompts.chat(body)
         tokens = self.prompts.chat_tokens(text)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         answer = _Answer(logprobs=logprobs, prediction=self._prediction(body.prediction))
         if body.calling:
-            if not _is_text(body.response_format):
+            if body.form is not None:
                 raise ApiError("cannot be combined with tools", param="response_format")
             if body.structured_outputs is not None:
                 raise ApiError("cannot be combined with tools", param="structured_outputs")
@@ -206,7 +193,9 @@ class Service:
             answer = answer._replace(thoughts=thoughts)  # a grammar has no place for reasoning
         return self._requests(body, tokens, answer)
 
-    def _completions(self, body: CompletionBody) -> list[BatchRequest]:
+    def completions(self, body: CompletionBody) -> list[BatchRequest]:
+        """Return the requests for `n` answers to each prompt, in order. Raises as `chat` does."""
+        self.check_model(body.model)
         answer = _Answer(
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs is not None and body.echo,
@@ -233,7 +222,8 @@ class Service:
             tickets += self._requests(body, tokens, answer)
         return tickets
 
-    def _embeddings(self, body: EmbeddingsBody) -> list[BatchRequest]:
+    def embeddings(self, body: EmbeddingsBody) -> list[BatchRequest]:
+        self.check_model(body.model)
         if self.files.facts.pooling is None or FINAL_NORM not in self.model.engine.taps:
             raise ApiError(
                 f"{self.name} {NO_EMBEDDINGS}",
@@ -242,7 +232,7 @@ class Service:
             )
         texts = [self.prompts.tokens(text, field="input") for text in body.input]
         requests = map(self.model._embedding_request, texts)
-        return [replace(request, timeout=self.settings.request_seconds) for request in requests]
+        return [replace(request, timeout=self.settings.timeout) for request in requests]
 
     def _requests(
         self, body: ChatBody | CompletionBody, tokens: list[int], answer: "_Answer"
@@ -253,7 +243,7 @@ class Service:
             raise ApiError(
                 "ignore_eos: a structured answer ends where its structure ends", param="ignore_eos"
             )
-        limit = body.max_answer_tokens
+        limit = body.max_tokens
         options = {
             **body.options,
             **self._drafting(body),
@@ -276,7 +266,7 @@ class Service:
                 replace(first, sampling=replace(first.sampling, seed=seed)),
                 body.cache_salt,
                 body.cache_prompt,
-                self.settings.request_seconds,
+                self.settings.timeout,
                 limit == 0,
                 index,
                 constraint=constraint,
@@ -364,19 +354,15 @@ class _Answer(NamedTuple):
     constraint: Callable[[Grammars], Constraint] | None = None
 
 
-def _is_text(form: ResponseFormat | None) -> bool:
-    return form is None or form.type == "text"
-
-
 def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None:
     """Return a function that compiles the constraint of a request, or None without one."""
-    form, outputs = body.response_format, body.structured_outputs
-    if outputs is not None and not _is_text(form):
+    form, outputs = body.form, body.structured_outputs
+    if outputs is not None and form is not None:
         raise ApiError("cannot be combined with structured_outputs", param="response_format")
     if form is not None and form.json_schema is not None:
         schema = form.json_schema.schema_
         return lambda grammars: grammars.json_schema(schema)
-    if form is not None and form.type == "json_object":
+    if form is not None:
         return Grammars.json_object
     return None if outputs is None else _structured(outputs)
 

@@ -1,4 +1,4 @@
-"""Server settings: one frozen object, made where the server is started; and the API keys.
+"""Server settings, each declared once: `paceline serve` has the fields with a help as options.
 
 Invariant: an empty key is an error, whatever its source. An unset shell variable must not start a
 server without keys.
@@ -8,9 +8,12 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from paceline.errors import InvalidRequest
+from paceline.options import COUNT, OPTIONS, About, FloatRange
 from paceline.storage.text import unmarked
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
@@ -24,56 +27,110 @@ _ROOT_PATH = re.compile(r"(/[\w.~-]+)*")
 KEY_VARIABLE = "PACELINE_API_KEY"  # environment variable
 _MAX_BYTES = 2**20  # of a key file
 
+_YEAR = 365 * 24 * 3600
+_TIMEOUT = FloatRange(0, _YEAR, open=True)
+_GIGABYTES = FloatRange(0, 1e6, open=True)
+
+_server, _access, _load, _models = (
+    partial(About, panel) for panel in ("Options", "Access", "Load", "Several models")
+)
+_drafter, _policy, _max_block, _think = (
+    OPTIONS[name].about._replace(panel="Defaults of requests")
+    for name in ("drafter", "policy", "max_block", "think")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of the HTTP server. The defaults are for one person on one machine.
 
-    Numbers are in the ranges of the command line's options. Raises InvalidRequest if a host or an
-    origin is invalid.
+    Raises InvalidRequest if a host or an origin is invalid.
     """
 
-    host: str = "127.0.0.1"
-    """The address to listen at; one that other machines can reach requires an API key."""
+    host: Annotated[str, _access("address to listen on; a public one needs --api-key")] = (
+        "127.0.0.1"
+    )
     port: int = 0
     """0 selects a free one."""
-    name: str | None = None
-    """The model's name in the API; None: its name when loaded, or the last part of its path."""
-    aliases: tuple[str, ...] = ()
-    """Further names of the model."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Valid keys; each request must have one. Empty: no key is required."""
-    hosts: tuple[str, ...] | None = None
-    """Allowed values of the Host header, without a port; * allows any. None: any, or the names of
-    this machine if only this machine can reach the server."""
-    root_path: str = ""
-    """Path of the server behind a proxy, such as /m/x; optional in requests."""
     behind_router: bool = False
     """True if only a router has the key, and names the client of each request."""
-    no_auth: bool = False
-    """True if other machines may reach a server without keys."""
-    origins: tuple[str, ...] = ()
-    """Allowed origins (scheme://host:port) of web pages; * allows any."""
-    drafter: str = "auto"
-    """Drafter of a request that names none."""
-    policy: str = "auto"
-    max_block: int | None = None
-    think: bool | None = None
-    """Default for reasoning in a chat; None: the default of its chat template."""
-    parse_special: bool = False
-    """True if names of special tokens in messages become the tokens."""
-    default_max_tokens: int | None = None
-    """Token limit of a chat answer without one; None: 16,384, or half the context if that is
-    less."""
-    max_waiting: int = 256
-    """Maximum requests in the queue."""
-    max_running: int = 64
-    """Maximum concurrent requests."""
-    max_connections: int | None = None
-    """Maximum connections, if the limit on open files allows; None: 1024 beyond the
-    requests that may run and wait."""
-    prompt_cache_bytes: int | None = None
-    """Limit of all models' prompt KV on disk; None disables the cache on disk."""
+    no_auth: Annotated[bool, _access("accept requests without a key, even on a public address")] = (
+        False
+    )
+    hosts: Annotated[
+        Sequence[str],
+        _access("allowed value of the Host header; may be repeated", "--allow-host", "HOST"),
+    ] = ()
+    """Without a port; * allows any. Empty: any, or the names of this machine if only this machine
+    can reach the server."""
+    origins: Annotated[
+        Sequence[str],
+        _access(
+            "scheme://host:port of a web page that may send requests; may be repeated", "--origin"
+        ),
+    ] = ()
+    """* allows any."""
+    root_path: Annotated[str, _access("path of the server behind a proxy, such as /m/x")] = ""
+    """Optional in requests."""
+    name: Annotated[str | None, _server("the model's name in the API; default: its own name")] = (
+        None
+    )
+    aliases: Annotated[
+        Sequence[str], _server("another name of the model; may be repeated", "--alias")
+    ] = ()
+    queue: Annotated[int, COUNT, _load("maximum waiting requests")] = 256
+    max_concurrent: Annotated[int, COUNT, _load("maximum concurrent requests")] = 64
+    connections: Annotated[
+        int | None,
+        COUNT,
+        _load(
+            "connections at a time, as far as the limit on open files allows; default: 1024 more "
+            "than may run and wait"
+        ),
+    ] = None
+    timeout: Annotated[
+        float | None, _TIMEOUT, _load("maximum seconds per request, including the queue")
+    ] = None
+    shutdown_timeout: Annotated[
+        float, FloatRange(0, _YEAR), _load("seconds for running requests at shutdown")
+    ] = 30.0
+    prompt_cache: Annotated[
+        float | None,
+        _GIGABYTES,
+        _load("maximum size of the prompt cache on disk; default: in memory only", "", "GB"),
+    ] = None
+    max_loaded_models: Annotated[int, COUNT, _models("maximum models in memory")] = 1
+    memory: Annotated[
+        float | None,
+        _GIGABYTES,
+        _models(
+            "maximum memory of the loaded models, as estimated; default: the machine's", "", "GB"
+        ),
+    ] = None
+    keep_alive: Annotated[
+        float | None, _TIMEOUT, _models("unload a model after this idle time", "", "SECONDS")
+    ] = None
+    drafter: Annotated[str, _drafter] = "auto"
+    policy: Annotated[str, _policy] = "auto"
+    max_block: Annotated[int | None, OPTIONS["max_block"].values, _max_block] = None
+    think: Annotated[bool | None, _think] = None
+    default_max_tokens: Annotated[
+        int | None,
+        COUNT,
+        About(
+            "Defaults of requests",
+            "tokens of an answer to a chat without max_tokens; default: 16384, or half the context "
+            "if that is less",
+        ),
+    ] = None
+    parse_special: Annotated[
+        bool,
+        _server(
+            "names of special tokens in messages become the tokens; only for clients that you trust"
+        ),
+    ] = False
     body_bytes: int = 8 * 2**20
     """Size limit of a body."""
     header_seconds: float = 10.0
@@ -82,15 +139,11 @@ class Settings:
     """Time limit for a client to send a body."""
     reading_seconds: float = 300.0
     """Time limit for a client that reads nothing of the data sent to it."""
-    request_seconds: float | None = None
-    """Time limit of an answer, including the queue; None: no limit."""
     keepalive_seconds: float = 15.0
     """Idle time until a stream gets a comment, so that proxies keep it open."""
-    grace_seconds: float = 30.0
-    """Time that running answers may continue after the server was asked to stop."""
 
     def __post_init__(self) -> None:
-        for host in self.hosts or ():
+        for host in self.hosts:
             if not _is_host(host):
                 raise InvalidRequest(
                     f"invalid allowed host {host!r}; expected a host name or an address, without "
@@ -133,17 +186,6 @@ def api_keys(
     return tuple(keys)
 
 
-def _fault(key: str) -> str | None:
-    """Return why a key is invalid, or None if it is valid."""
-    if not key.strip():
-        return "is empty"
-    if key != key.strip():
-        return "begins or ends with white space"
-    if any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in key):
-        return "has a control character, which no header can carry"
-    return None
-
-
 def encode_keys(keys: Iterable[str]) -> list[bytes]:
     """Return keys as clients send them: UTF-8, or the shell's bytes if those are not UTF-8."""
     return [key.encode("utf-8", "surrogateescape") for key in keys]
@@ -151,8 +193,16 @@ def encode_keys(keys: Iterable[str]) -> list[bytes]:
 
 def _check_key(key: str, source: str) -> str:
     key = key.removeprefix("\ufeff")  # of a file that the shell has read
-    if fault := _fault(key):
-        raise InvalidRequest(f"{source}: the API key {fault}; set it, or remove the option")
+    for is_wrong, fault in (
+        (not key.strip(), "is empty"),
+        (key != key.strip(), "begins or ends with white space"),
+        (
+            any(ord(letter) < 0x20 or ord(letter) == 0x7F for letter in key),
+            "has a control character, which no header can carry",
+        ),
+    ):
+        if is_wrong:
+            raise InvalidRequest(f"{source}: the API key {fault}; set it, or remove the option")
     return key
 
 

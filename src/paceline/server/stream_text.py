@@ -93,7 +93,6 @@ class Answer:
         return FinishReason.LENGTH if self.prefill_only else self.done.finish_reason
 
     def progress(self, step: Step) -> Delta:
-        """Add a step."""
         if self._started:
             self.steps.append((step.drafted, step.accepted))
         self._started = True
@@ -109,7 +108,6 @@ class Answer:
         return self._delta(step.text, step.reasoning)
 
     def finish(self, result: Result) -> Delta:
-        """Add the result."""
         self.result = result
         if self.prefill_only:
             return Delta(self.index, finished=True)

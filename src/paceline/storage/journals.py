@@ -12,6 +12,11 @@ from paceline.storage.files import json_lines, locked, writing
 Append = Callable[[dict[str, Any]], None]
 
 
+def journal_of(output: Path) -> Path:
+    """Return the path of the journal of a command that writes `output`."""
+    return output.with_name(f"{output.name}.journal")
+
+
 def read_journal(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return places and entries as of `json_lines`, in order; empty without a file.
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -17,8 +16,6 @@ class Report:
     passed: bool = True
     text: str = ""
     tables: Sequence[Table] = field(default_factory=tuple)
-    journal: Path | None = None
-    """Journal of the finished work; removed after the result is written."""
 
 
 def json_file(value: Mapping[str, Any]) -> bytes:

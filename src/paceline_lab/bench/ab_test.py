@@ -76,12 +76,6 @@ def drafter_name(spec: str) -> str:
     return DrafterSpec.parse(spec).without_folders
 
 
-def warm_up(contenders: Sequence[Contender], case: Case) -> None:
-    """Answer once with every contender, so that the work of a first request is not measured."""
-    for contender in contenders:
-        contender.answer(case)
-
-
 def measure(
     case: Case, contenders: Sequence[Contender], *, rounds: int, start: int = 0
 ) -> list[Row]:

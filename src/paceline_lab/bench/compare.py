@@ -28,7 +28,6 @@ class Line(NamedTuple):
 
     @property
     def quotient(self) -> Spread:
-        """The second value over the first."""
         first, second = self.before, self.after
         return Spread(
             second.median / first.median,

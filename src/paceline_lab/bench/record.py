@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 import paceline
 from paceline.errors import InvalidRequest
 from paceline.storage.text import decode
-from paceline.storage.validation import Limit, list_faults, validated
+from paceline.storage.validation import Limit, validated
 from paceline.system.machine import cpu_cores, processor
 
 FORM = "paceline-bench"
@@ -103,11 +104,9 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The case and the contender."""
         return self.case, self.contender
 
     def spread(self, measure: str) -> Spread | None:
-        """Return the median and range of a measure over the rounds; None if not measured."""
         values = self.measures.get(measure)
         return spread(values) if values else None
 
@@ -144,6 +143,12 @@ class Record:
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str | int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for two rows of one case and contender."""
+        for (case, contender), count in Counter(row.key for row in self.rows).items():
+            if count > 1:
+                raise ValueError(f"rows: {case!r} by {contender!r} is there twice")
+
     @property
     def contenders(self) -> list[str]:
         """The contenders, in the order of their first rows."""
@@ -164,7 +169,6 @@ class Record:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the median and range of at least one value."""
     return Spread(median(values), min(values), max(values))
 
 
@@ -184,21 +188,17 @@ def here() -> dict[str, Any]:
 
 def read_record(path: Path) -> Record:
     """Read and validate a record. Raises InvalidRequest, with one line per fault."""
-    return parse_record(read_value(path), str(path))
-
-
-def read_value(path: Path) -> Any:
-    """Return the JSON in a file. Raises InvalidRequest if the file is unreadable or truncated."""
     try:
         text = decode(path.read_bytes(), path)
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
     try:
-        return json.loads(text, parse_constant=_reject_constant)
+        value = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"{path} is not a result of `paceline bench`, or is truncated: {error}"
         ) from error
+    return parse_record(value, str(path))
 
 
 def parse_record(value: Any, name: str) -> Record:
@@ -216,16 +216,7 @@ def parse_record(value: Any, name: str) -> Record:
             f"{name} has version {value.get('version')!r} of the form; this paceline reads version "
             f"{VERSION}"
         )
-    record = validated(Record, {**dict.fromkeys(_HEAD), **value}, name)
-    repeated = [key for key, count in Counter(row.key for row in record.rows).items() if count > 1]
-    if repeated:
-        raise InvalidRequest(
-            list_faults(
-                name,
-                [f"rows: {case!r} by {contender!r} is there twice" for case, contender in repeated],
-            )
-        )
-    return record
+    return validated(Record, {**dict.fromkeys(_HEAD), **value}, name)
 
 
 def _reject_constant(text: str) -> None:
@@ -234,7 +225,5 @@ def _reject_constant(text: str) -> None:
 
 def _versions() -> Iterator[tuple[str, str]]:
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue

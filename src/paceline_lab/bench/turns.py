@@ -5,17 +5,42 @@ contenders read the same tokens. A turn fits if its prompt plus `max_tokens` doe
 skipped and listed, and so are the turns after them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model
-from paceline.verify.suite import SuitePrompt, prompt_for
-from paceline_lab.bench.journal import Journal, measured_rows
+from paceline.verify.suite import Suite, SuitePrompt, load_suite, prompt_for
+from paceline_lab.bench.journal import Measured
 from paceline_lab.bench.record import Row
+
+
+def chosen_prompts(path: Path | None, limit: int | None = None) -> Suite:
+    """Return a suite's prompts, or `limit` of them; the hash is that of the file.
+
+    Each kind has the same number of prompts (the first kinds have one more if needed). Of n prompts
+    of a kind, prompt i of k is at floor(i n / k). Raises InvalidRequest as `load_suite` does.
+    """
+    suite = load_suite(path)
+    if limit is None:
+        return suite
+    groups: dict[str, list[SuitePrompt]] = {}
+    for prompt in suite.prompts:
+        groups.setdefault(prompt.kind, []).append(prompt)
+    in_turn = (prompt for row in zip_longest(*groups.values()) for prompt in filter(None, row))
+    counts = Counter(prompt.kind for prompt in islice(in_turn, limit))
+    chosen = [
+        groups[kind][place * len(groups[kind]) // count]
+        for kind, count in counts.items()
+        for place in range(count)
+    ]
+    return replace(suite, prompts=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +82,15 @@ def measure_turns(
     max_tokens: int,
     warm_up: Callable[[PromptTurn], object],
     measure: Callable[[PromptTurn, int], list[Row]],
-    journal: Journal,
+    measured: Measured,
     progress: Progress,
 ) -> tuple[list[Row], list[Skipped]]:
     """Return the rows of turns that fit, and the turns that do not; known rows are reused.
 
     `model` encodes, and its plain answers are part of later turns. `room` is the maximum tokens of
     prompt and answer together. `warm_up` is called first, with the shortest turn; `measure` with a
-    turn and its number in the run, from 1; its first row has plain decoding's `token_ids`. Raises
-    InvalidRequest if no prompt fits.
+    turn and its number in the run, from 1; its first row has plain decoding's `token_ids`.
+    `measured` is as of `open_journal`. Raises InvalidRequest if no prompt fits.
     """
     firsts = [_turn(model, prompt, 1, prompt.messages) for prompt in prompts]
     shortest = min(firsts, key=lambda turn: len(turn.tokens))
@@ -79,27 +104,25 @@ def measure_turns(
     rows: list[Row] = []
     skipped: list[Skipped] = []
     place = 0
-    for first in firsts:
-        turn, prompt = first, first.prompt
-        while True:
-            if (size := len(turn.tokens) + max_tokens) > room:
-                for name in _names(prompt, turn.number):
-                    place += 1
-                    skipped.append(Skipped(name, size, room))
-                    progress.note(str(skipped[-1]))
-                break
+    for prompt in prompts:
+        messages, size = prompt.messages, 0
+        for number in range(1, len(prompt.turns) + 2):
             place += 1
-            call = partial(measure, turn, place)
-            answered = measured_rows(journal, turn.name, call, progress, f"{place}/{total}")
+            if size <= room:  # else the turns after it do not fit either
+                turn = _turn(model, prompt, number, messages)
+                size = len(turn.tokens) + max_tokens
+            if size > room:
+                skipped.append(Skipped(_name(prompt, number), size, room))
+                progress.note(str(skipped[-1]))
+                continue
+            answered = measured(turn.name, partial(measure, turn, place), f"{place}/{total}")
             rows += answered
-            if turn.number > len(prompt.turns):
-                break
-            messages = [
-                *turn.messages,
-                {"role": "assistant", "content": _text(model, answered[0].facts["token_ids"])},
-                {"role": "user", "content": prompt.turns[turn.number - 1]},
-            ]
-            turn = _turn(model, prompt, turn.number + 1, messages)
+            if number <= len(prompt.turns):
+                messages = [
+                    *messages,
+                    {"role": "assistant", "content": _text(model, answered[0].facts["token_ids"])},
+                    {"role": "user", "content": prompt.turns[number - 1]},
+                ]
     return rows, skipped
 
 
@@ -121,16 +144,13 @@ def needed_context(prompts: Sequence[SuitePrompt], model: Model, max_tokens: int
 def _turn(
     model: Model, prompt: SuitePrompt, number: int, messages: Sequence[dict[str, Any]]
 ) -> PromptTurn:
-    name = next(_names(prompt, number))
-    return PromptTurn(
-        name, prompt, number, messages, model.tokens(prompt_for(model.files, messages))
-    )
+    tokens = model.tokens(prompt_for(model.files, messages))
+    return PromptTurn(_name(prompt, number), prompt, number, messages, tokens)
 
 
-def _names(prompt: SuitePrompt, turn: int) -> Iterator[str]:
-    """Yield the case ids of a prompt's turns, starting at `turn`, which counts from 1."""
-    for number in range(turn, len(prompt.turns) + 2):
-        yield prompt.id if number == 1 else f"{prompt.id}, turn {number}"
+def _name(prompt: SuitePrompt, number: int) -> str:
+    """Return the case id of a turn, which counts from 1."""
+    return prompt.id if number == 1 else f"{prompt.id}, turn {number}"
 
 
 def _text(model: Model, tokens: Sequence[int]) -> str:

@@ -48,11 +48,16 @@ def agent(
 
     Turns that do not fit the context are left out.
     """
-    from paceline_lab.agent.replay import replay_here, replay_there
-    from paceline_lab.agent.rows import measure_session, tables_of, totals_of
-    from paceline_lab.agent.session import load_sessions
+    from paceline_lab.agent.replay import (
+        load_sessions,
+        measure_session,
+        replay_here,
+        replay_there,
+        tables_of,
+        totals_of,
+    )
     from paceline_lab.bench.ab_test import about, contender_options, max_context, options_facts
-    from paceline_lab.bench.journal import journal_path, measured_rows, open_journal
+    from paceline_lab.bench.journal import open_journal
     from paceline_lab.bench.record import Record, Row
     from paceline_lab.bench.turns import Skipped
     from paceline_lab.client import connect
@@ -78,7 +83,7 @@ def agent(
     rows: list[Row] = []
     skipped: list[Skipped] = []
     room = max_context(loaded)
-    with open_journal(result, head) as journal:
+    with open_journal(result, head, progress) as measured:
         for number, one in enumerate(sessions, start=1):
             turns = []
             for turn in one.turns(loaded):
@@ -93,7 +98,7 @@ def agent(
             if server is not None:
                 replays[server.name] = partial(replay_there, server, turns)
             call = partial(measure_session, one.name, turns, replays, rounds)
-            rows += measured_rows(journal, one.name, call, progress, f"{number}/{len(sessions)}")
+            rows += measured(one.name, call, f"{number}/{len(sessions)}")
     failed = [f"{row.case} ({row.contender}): {e}" for row in rows if (e := row.facts.get("error"))]
     passed = bool(rows) and not failed and all(row.facts.get("same_tokens", True) for row in rows)
     names = dict.fromkeys(row.kind for row in rows)
@@ -102,5 +107,5 @@ def agent(
     record = replace(head, rows=rows, summary={"totals": totals, **skips})
     tables = [table for name in names for table in tables_of(name, rows, totals[name])]
     text = "\n".join([*map(str, skipped), *failed])
-    report = Report(record.as_dict(), passed, text, tables, journal_path(result))
+    report = Report(record.as_dict(), passed, text, tables)
     return print_report(report, output, result)

@@ -4,8 +4,7 @@ A table is counted from the answers, and `auto` uses it if that is faster.
 """
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -18,7 +17,6 @@ from paceline.cli.console import obey_offline, print_report, progress_of
 from paceline.cli.options import ModelArgument, Offline, Output, command
 from paceline.errors import InvalidRequest
 from paceline.options import FloatRange
-from paceline.storage.progress import Progress
 from paceline.storage.report import Report
 from paceline.system.machine import lower_priority
 
@@ -92,7 +90,9 @@ def learn(
         if not given:
             openings(target.files)  # fails before anything is written
         folder = LearnedFolder(target.files)
-        with locked(folder.path), _report_if_stopped(progress):
+        with locked(folder.path), ExitStack() as stack:
+            stopped = "progress is saved; the same command continues from there"
+            stack.push(lambda kind, *_: progress.note(stopped) if kind else None)
             progress.note(_notice(folder.path, seconds, tokens, AT_ONCE / cost(AT_ONCE), model))
             variety = variety_of(folder, suites)
             left = _DATA_SHARE * seconds - (monotonic() - began)
@@ -129,12 +129,3 @@ def _notice(folder: Path, seconds: float, tokens: int | None, rate: float, model
         f"{megabytes(needed)} in {folder}; nothing of it leaves this machine, and "
         "`paceline forget` removes it. It may be stopped at any time; the same command continues"
     )
-
-
-@contextmanager
-def _report_if_stopped(progress: Progress) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        progress.note("progress is saved; the same command continues from there")
-        raise

@@ -27,8 +27,6 @@ Rounds = Annotated[int, declare.count(help="repetitions of each measurement")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementArguments:
-    """Command-line options for a measurement."""
-
     rounds: Rounds = 3
     limit: Limit = None
     suite: Suite = None
@@ -41,8 +39,6 @@ class MeasurementArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonArguments:
-    """Drafters and policies on the command line."""
-
     drafters: Drafters
     policies: Annotated[
         list[str],

@@ -14,7 +14,7 @@ from paceline_lab.cli.options import MeasurementArguments, measuring
 from paceline_lab.client import Access
 
 if TYPE_CHECKING:
-    from paceline_lab.peers.base import Peer
+    from paceline_lab.peers.measure import Peer
 
 
 @command(
@@ -47,15 +47,11 @@ def peers(
 ) -> int:
     """Compare with other runtimes, and with servers."""
     from paceline_lab.bench.ab_test import about, max_context
-    from paceline_lab.bench.journal import journal_path, open_journal
-    from paceline_lab.bench.prompts import chosen_prompts
+    from paceline_lab.bench.journal import open_journal
     from paceline_lab.bench.record import Record
-    from paceline_lab.bench.turns import measure_turns, needed_context
-    from paceline_lab.peers.llama_server.binary import PROGRAM, server_binary
-    from paceline_lab.peers.llama_server.peer import LlamaServer
-    from paceline_lab.peers.measure import contenders_of, measure
-    from paceline_lab.peers.paceline_peer import PacelinePeer
-    from paceline_lab.peers.server import ServerPeer
+    from paceline_lab.bench.turns import chosen_prompts, measure_turns, needed_context
+    from paceline_lab.peers.llama_server import PROGRAM, LlamaServer, server_binary
+    from paceline_lab.peers.measure import PacelinePeer, ServerPeer, contenders_of, measure
     from paceline_lab.peers.summary import is_exact, speeds, tables
 
     rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
@@ -100,7 +96,7 @@ def peers(
         suite_sha256=prompts.sha256,
         **about(loaded),
     )
-    with open_journal(result, head) as journal:
+    with open_journal(result, head, progress) as measured:
         rows, skipped = measure_turns(
             prompts.prompts,
             loaded,
@@ -110,16 +106,14 @@ def peers(
             measure=lambda turn, place: measure(
                 turn, contenders, rounds=rounds, max_tokens=tokens, start=place
             ),
-            journal=journal,
+            measured=measured,
             progress=progress,
         )
     skips = {"skipped": [turn._asdict() for turn in skipped]}
     facts = {"same_tokens": is_exact(rows), "speeds": speeds(rows), **skips}
     record = replace(head, rows=rows, summary=facts)
     text = "\n".join(map(str, skipped))
-    report = Report(
-        record.as_dict(), is_exact(rows), text, [*tables(rows)], journal=journal_path(result)
-    )
+    report = Report(record.as_dict(), is_exact(rows), text, [*tables(rows)])
     return print_report(report, output, result)
 
 

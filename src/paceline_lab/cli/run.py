@@ -45,10 +45,8 @@ def run(
         has_single_rows,
         max_context,
         measure,
-        warm_up,
     )
-    from paceline_lab.bench.journal import journal_path, open_journal
-    from paceline_lab.bench.prompts import chosen_prompts
+    from paceline_lab.bench.journal import open_journal
     from paceline_lab.bench.record import Record
     from paceline_lab.bench.summary import (
         all_same_tokens,
@@ -57,7 +55,7 @@ def run(
         notes,
         summary,
     )
-    from paceline_lab.bench.turns import PromptTurn, measure_turns
+    from paceline_lab.bench.turns import PromptTurn, chosen_prompts, measure_turns
     from paceline_lab.sweep.seeds import NAME, seeds_report
 
     rounds, tokens, result = measurement.rounds, measurement.max_tokens, measurement.output
@@ -119,15 +117,15 @@ def run(
             keep_prompt=not category,
         )
 
-    with open_journal(result, head) as journal:
+    with open_journal(result, head, progress) as measured:
         rows, skipped = measure_turns(
             prompts.prompts,
             loaded,
             room=min(max_context(contender.model) for contender in contenders),
             max_tokens=tokens,
-            warm_up=lambda turn: warm_up(contenders, case(turn)),
+            warm_up=lambda turn: [contender.answer(case(turn)) for contender in contenders],
             measure=lambda turn, place: measure(case(turn), contenders, rounds=rounds, start=place),
-            journal=journal,
+            measured=measured,
             progress=progress,
         )
     skips = {"skipped": [turn._asdict() for turn in skipped]}
@@ -136,5 +134,5 @@ def run(
     if len(record.cases) <= _MAX_PRINTED:
         tables.append(case_table(rows))
     text = "\n".join([*map(str, skipped), *notes(rows)])
-    report = Report(record.as_dict(), all_same_tokens(rows), text, tables, journal_path(result))
+    report = Report(record.as_dict(), all_same_tokens(rows), text, tables)
     return print_report(report, output, result)

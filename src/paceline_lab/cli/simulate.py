@@ -59,7 +59,7 @@ def simulate(
     from paceline_lab.simulate.replay import drafter_resources
     from paceline_lab.simulate.replay import simulate as replay
     from paceline_lab.simulate.report import Total, rows_of, summary, tables
-    from paceline_lab.simulate.texts import Texts, digest
+    from paceline_lab.simulate.texts import digest, read_texts
 
     check_writable(result)
     if not texts:
@@ -76,7 +76,7 @@ def simulate(
     options = contender_options(comparison.drafters, comparison.policies, comparison.blocks)
     options.pop(PLAIN, None)
     shared = drafter_resources(model.model, options, progress)
-    recordings = Texts(files).read(texts)
+    recordings = read_texts(texts, files)
     costs = parse_costs(cost, measured)
     tokens = sum(len(recording.answer) for recording in recordings)
     began = perf_counter()

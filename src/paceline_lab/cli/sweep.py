@@ -58,10 +58,9 @@ def sweep(
 ) -> int:
     """Compare drafters over prompt lengths or context depths."""
     from paceline_lab.bench.ab_test import contender_options, has_single_rows, options_facts
-    from paceline_lab.bench.journal import journal_path
-    from paceline_lab.bench.prompts import chosen_prompts
     from paceline_lab.bench.record import Record
     from paceline_lab.bench.summary import all_same_tokens, case_table, verdicts
+    from paceline_lab.bench.turns import chosen_prompts
     from paceline_lab.sweep.cases import dense_text, depth_cases, length_cases, measured
     from paceline_lab.sweep.seeds import DEPTHS
 
@@ -106,6 +105,5 @@ def sweep(
         all_same_tokens(record.rows),
         "\n".join(verdicts(record.rows)),
         tables=[case_table(record.rows), *([DEPTHS] if depth else [])],
-        journal=journal_path(result),
     )
     return print_report(report, output, result)

@@ -28,7 +28,6 @@ from paceline.storage.progress import Progress
 from paceline.storage.report import Report
 from paceline_lab.cli.options import Limit
 from paceline_lab.client import (
-    PLAIN,
     SPECULATION,
     Access,
     PromptMessages,
@@ -51,17 +50,15 @@ _SHOWN = 10
 _EXCERPT = 24
 """Characters shown, starting at the first difference."""
 
-_NOT_PLAIN = "tokens were drafted for plain answers: that server was started with speculation"
 _SILENT = (
-    "no answer with speculation reports drafted tokens: either this server does not report them, "
-    "or it did not speculate, and nothing was checked; see its log"
+    "no draft tokens are reported, so speculation was not checked; was the server started with "
+    "--drafter none?"
 )
 
 
 @command(
     examples=(
         "paceline verify --url http://127.0.0.1:8000/v1",
-        "paceline verify --url http://127.0.0.1:8080/v1 --plain-url http://127.0.0.1:8081/v1",
         "paceline verify --url http://127.0.0.1:8080/v1 --against before-the-restart.json",
     ),
 )
@@ -75,13 +72,6 @@ def verify(
     limit: Limit = None,
     max_tokens: MaxTokens = 64,
     access: Access,
-    plain_url: Annotated[
-        str | None,
-        Option(
-            metavar="BASE",
-            help="a second server of the same model, started without speculation",
-        ),
-    ] = None,
     against: Annotated[
         Path | None,
         declare.file(
@@ -101,10 +91,10 @@ def verify(
 ) -> int:
     """Check whether a server's outputs change: under load, with a cached prefix or speculation.
 
-    The exit status is 1 if an output changed, a request failed, or a plain answer was drafted.
+    The exit status is 1 if an output changed or a request failed.
     """
-    from paceline_lab.bench.prompts import chosen_prompts
     from paceline_lab.bench.summary import is_loop
+    from paceline_lab.bench.turns import chosen_prompts
 
     check_writable(result)
     progress = progress_of(output)
@@ -116,7 +106,7 @@ def verify(
     asked = {"suite_sha256": chosen.sha256, "prompts": len(prompts), "max_tokens": max_tokens}
     endpoints = {
         mode: replace(endpoint, max_tokens=max_tokens, fields={**endpoint.fields, **_UNCACHED})
-        for mode, endpoint in connect(url, access, plain_url).items()
+        for mode, endpoint in connect(url, access).items()
     }
     earlier = None if against is None else _earlier(against, asked)
     if earlier and (missing := {name for name, _ in prompts} - earlier.keys()):
@@ -144,25 +134,23 @@ def verify(
         requests, label = sizes.get(name, number), f"round {turn + 1} of {rounds}: {mode}, {name}"
         with progress.task(label, requests, unit="requests") as reach:
             if name == CACHED:
-                found.add(mode, *_alone_and_cached(endpoints[mode], order, reach))
+                for own in _alone_and_cached(endpoints[mode], order, reach):
+                    found.add(mode, *own)
                 continue
             at_once = clients if name == together else 1
             began = perf_counter()
             answers = closed_loop(
                 endpoints[mode], order, clients=at_once, requests=requests, watch=reach
             )
-            found.add(mode, (name, answers, perf_counter() - began))
-    warnings = [_NOT_PLAIN] if found.drafted.get(PLAIN) else []
-    exact = not (found.changed or found.failed or warnings)
-    if rounds and found.drafted.get(SPECULATION) == 0:
-        warnings.append(_SILENT)
+            found.add(mode, name, answers, perf_counter() - began)
+    exact = not (found.changed or found.failed)
+    is_silent = bool(rounds) and found.drafted.get(SPECULATION) == 0
     server = [*endpoints.values()][-1]
     value = {
         "paceline": paceline.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "server": server.name,
         "model": server.model,
-        "plain_server": endpoints.get(PLAIN, server).name,
         **asked,
         "clients": clients,
         "rounds": rounds,
@@ -177,7 +165,7 @@ def verify(
             if rounds
         },
         "loops": sum(is_loop(answer.text.split()) for answer in expected.values()),
-        "warnings": warnings,
+        "warnings": [_SILENT] if is_silent else [],
         "exact": exact,
         "texts": {one.prompt: None if one.error else one.text for one in expected.values()},
     }
@@ -197,12 +185,9 @@ class _Found:
         self.drafted = dict.fromkeys(modes, 0)
         self.places: dict[str, list[int]] = {mode: [] for mode in self.drafted}
 
-    def add(self, mode: str, *passes: tuple[str, Sequence[Sample], float]) -> None:
-        """Compare the outputs of passes: their condition, answers and seconds."""
-        for name, answers, seconds in passes:
-            self._add(mode, f"{mode}, {name}", answers, seconds)
-
-    def _add(self, mode: str, condition: str, answers: Sequence[Sample], seconds: float) -> None:
+    def add(self, mode: str, name: str, answers: Sequence[Sample], seconds: float) -> None:
+        """Compare the outputs of a pass under the condition `name`."""
+        condition = f"{mode}, {name}"
         names = ("texts", "changed", "failed", "tokens", "cached_tokens", "seconds")
         counts = self.conditions.setdefault(condition, dict.fromkeys(names, 0))
         counts["seconds"] += round(seconds, 3)

@@ -68,7 +68,6 @@ class Gain:
 
     @property
     def gain(self) -> float:
-        """The speed with the table over that without."""
         return self.speed / self.speed_before
 
 
@@ -190,7 +189,6 @@ def write_table(
 
 
 def text_of(report: Mapping[str, Any]) -> str:
-    """Return the report of `learn_table` as text."""
     answers = report["answers"]
     return "\n".join(
         [

@@ -1,4 +1,1 @@
-"""`bench peers`: other runtimes and paceline on the same prompts, interleaved.
-
-One file per kind of peer, which is configured as its own documentation recommends.
-"""
+"""`bench peers`: other runtimes and paceline on the same prompts, interleaved."""

@@ -14,9 +14,8 @@ from paceline.storage.report import Table
 from paceline_lab.bench.ab_test import PLAIN
 from paceline_lab.bench.record import Row
 from paceline_lab.bench.summary import count_of, loop_cases, number
-from paceline_lab.peers.llama_server.binary import PROGRAM
-from paceline_lab.peers.measure import DECODE, OWN, WHOLE
-from paceline_lab.peers.paceline_peer import AUTO
+from paceline_lab.peers.llama_server import PROGRAM
+from paceline_lab.peers.measure import AUTO, DECODE, OWN, WHOLE
 
 _REFERENCE = f"{PROGRAM}, plain"
 _KEYS = ("mean", "median", "least")

@@ -6,8 +6,9 @@ names of measures (`record.Row`), not on the look of charts, nor on files. Prefi
 separate charts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, geometric_mean, median
 
 from paceline.storage.report import Table
@@ -104,7 +105,7 @@ def _chart(
     series = {
         name: of_groups
         for name, of_groups in grouped.items()
-        if not _is_baseline(measure, [*_rows(of_groups)])
+        if not _is_baseline(measure, [*chain(*of_groups.values())])
     }
     if not series:
         return None
@@ -113,7 +114,7 @@ def _chart(
         groups = [group for place in sorted(places) if (group := f"{place:g}") in groups]
     elif len(groups) > 1:
         groups = ["all", *groups]
-        series = {name: {"all": [*_rows(one)], **one} for name, one in series.items()}
+        series = {name: {"all": [*chain(*one.values())], **one} for name, one in series.items()}
     return Chart(
         f"{measure}-by-{by if axis else what.partition(' ')[0]}",
         f"{title}, by {what}",
@@ -128,11 +129,6 @@ def _chart(
         },
         line,
     )
-
-
-def _rows(groups: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
-    for rows in groups.values():
-        yield from rows
 
 
 def _joined(rows: Sequence[Row], measure: str) -> Spread:

@@ -31,7 +31,6 @@ class SourcedCosts:
     table: CostTable
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the costs as JSON for a record."""
         table = self.table
         facts = {
             "name": self.name,

@@ -15,6 +15,7 @@ which reads the clock, gets the table's seconds.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 from typing import NamedTuple
 
@@ -47,6 +48,8 @@ from paceline.storage.manifest import read_manifest
 
 _CONTEXT_BIN = 64
 """Tokens of context over which costs count as equal."""
+
+CallCosts = Callable[[int], Sequence[float]]
 
 _ANY_TOKEN = 1 << 62
 _NO_ROWS = np.empty((0, 0), np.float32)
@@ -142,7 +145,7 @@ def simulate(
     check(request.drafter, shared)
     acceptance = Acceptance()
     shared.history = AnswerHistory()
-    costs = _CallCosts(cost)
+    costs = costs_by_context(cost)
     done = counted = 0
     kept: KeptText | None = None
     for at, recording in enumerate(recordings):
@@ -202,29 +205,23 @@ def check(spec: DrafterSpec, shared: DrafterResources) -> None:
             )
 
 
-class _CallCosts:
-    """Forward-pass costs by rows and context, cached per `_CONTEXT_BIN` tokens of context."""
+def costs_by_context(cost: CostTable) -> CallCosts:
+    """Return a function: context -> seconds of a forward pass by rows; index 0 is unused."""
 
-    def __init__(self, cost: CostTable) -> None:
-        self._cost = cost
-        self._known: dict[int, list[float]] = {}
+    @cache
+    def of_bin(number: int) -> list[float]:
+        return cost.at_context(number * _CONTEXT_BIN + _CONTEXT_BIN // 2).by_rows(MAX_ROWS)
 
-    def at_context(self, context: int) -> list[float]:
-        """Return rows -> seconds of a forward pass, as a list; index 0 is unused."""
-        index = context // _CONTEXT_BIN
-        if index not in self._known:
-            cost = self._cost.at_context(index * _CONTEXT_BIN + _CONTEXT_BIN // 2)
-            self._known[index] = cost.by_rows(MAX_ROWS)
-        return self._known[index]
+    return lambda context: of_bin(context // _CONTEXT_BIN)
 
 
 def _replay(
-    recording: Recording, drafters: Sequence[Drafter], policy: Policy, costs: _CallCosts
+    recording: Recording, drafters: Sequence[Drafter], policy: Policy, costs: CallCosts
 ) -> Simulation:
     generation = _generation(recording, drafters, policy)
     seconds = plain = drafting_took = 0.0
     for took, (rows, context, step) in _steps(generation, recording, costs):
-        by_rows = costs.at_context(context)
+        by_rows = costs(context)
         seconds += by_rows[rows]
         plain += by_rows[1] * len(step.tokens)
         drafting_took += took
@@ -251,7 +248,7 @@ def _generation(recording: Recording, drafters: Sequence[Drafter], policy: Polic
 
 
 def _steps(
-    generation: Generation, recording: Recording, costs: _CallCosts
+    generation: Generation, recording: Recording, costs: CallCosts
 ) -> Iterator[tuple[float, SimulatedStep]]:
     """Yield (seconds that drafting took, step) of every step after prefill."""
     # Tokens after the end are arbitrary: none of them is read.
@@ -265,7 +262,7 @@ def _steps(
         context = generation.length
         first = context + rows - block.rows + 1
         best = Best(text[first : first + block.rows], _NO_SCORES)
-        seconds = 0.0 if prefilling else costs.at_context(context)[rows]
+        seconds = 0.0 if prefilling else costs(context)[rows]
         step = generation.accept(_NO_ROWS, best=best, seconds=seconds)
         if not prefilling:
             yield took, SimulatedStep(rows, context, step)

@@ -23,12 +23,10 @@ class Total:
         """Counts, as in `Row.counts`."""
 
     def sum(self, value_of: Callable[[Simulation], float]) -> float:
-        """Return the sum of a value over the texts."""
         return sum(map(value_of, self.simulations))
 
     @property
     def steps(self) -> int:
-        """The number of steps after prefill."""
         return int(self.counts["steps"])
 
     @property
@@ -52,13 +50,11 @@ class Total:
         return sum(simulation.speed_up < 1 for simulation in self.simulations)
 
     def of_kind(self, kind: str) -> "Total":
-        """Return the total of the texts of a kind."""
         return Total(one for one in self.simulations if one.recording.kind == kind)
 
     def row(
         self, kind: str, contender: str, measures: Mapping[str, float], counts: Mapping[str, Any]
     ) -> Row:
-        """Return a row of a record for these texts."""
         recordings = [simulation.recording for simulation in self.simulations]
         facts = {
             "tokens": sum(len(recording.answer) for recording in recordings),
@@ -95,7 +91,6 @@ def kinds_of(total: Total) -> list[str]:
 
 
 def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
-    """Yield the tables of the totals."""
     yield _overall(totals)
     kinds = kinds_of(next(iter(totals.values())))
     if len(kinds) > 1:
@@ -108,7 +103,6 @@ def tables(totals: Mapping[str, Total]) -> Iterator[Table]:
 
 
 def summary(total: Total) -> dict[str, Any]:
-    """Return the total as JSON for a record."""
     places = zip_longest(total.counts["accepted_at"], total.counts["drafted_at"], fillvalue=0)
     return {
         "passes": total.steps,

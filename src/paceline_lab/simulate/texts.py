@@ -25,85 +25,83 @@ _SPARE = 64
 """Excess of the answer's token limit over its length, if the limit is not recorded."""
 
 
-class Texts:
-    """Reader of files, with the model whose tokenizer encodes text."""
+Files = Callable[[], ModelFiles]
 
-    def __init__(self, files: Callable[[], ModelFiles]) -> None:
-        """Read with the tokenizer and chat template of the model that `files` opens."""
-        self._files = files
 
-    def read(self, paths: Sequence[Path]) -> list[Recording]:
-        """Return all recordings of some files and folders, in order; equal ids are numbered.
+def read_texts(paths: Sequence[Path], files: Files) -> list[Recording]:
+    """Return all recordings of some files, in order; equal ids are numbered.
 
-        Raises:
-            InvalidRequest: a file cannot be read, or has a different format.
-            ModelError: the model's files are missing or invalid.
-        """
-        recordings: dict[str, Recording] = {}
-        for path in paths:
-            for recording in self._recordings_in(path):
-                name = recording.id
-                if name in recordings:
-                    name = f"{name} ({len(recordings) + 1})"
-                recordings[name] = replace(recording, id=name)
-        if not recordings:
-            raise InvalidRequest("there are no answers in these files; expected at least one")
-        return [*recordings.values()]
+    `files` opens the model whose tokenizer and chat template encode text. Raises InvalidRequest if
+    a file cannot be read, or has a different format, and ModelError as `files` does.
+    """
+    recordings: dict[str, Recording] = {}
+    for path in paths:
+        for recording in _recordings_in(path, files):
+            name = recording.id
+            if name in recordings:
+                name = f"{name} ({len(recordings) + 1})"
+            recordings[name] = replace(recording, id=name)
+    if not recordings:
+        raise InvalidRequest("there are no answers in these files; expected at least one")
+    return [*recordings.values()]
 
-    def _recordings_in(self, path: Path) -> Iterator[Recording]:
+
+def _recordings_in(path: Path, files: Files) -> Iterator[Recording]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
+    whole = _json(decode(content, path))
+    if isinstance(whole, dict) and whole.get("form") == RECORD:
+        yield from _from_record(whole, str(path))
+        return
+    entries = [(str(path), whole)] if isinstance(whole, dict) else json_lines(content, path)
+    for number, (where, entry) in enumerate(entries, start=1):
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {path}: {error.strerror}") from error
-        whole = _json(decode(content, path))
-        if isinstance(whole, dict) and whole.get("form") == RECORD:
-            yield from _from_record(whole, str(path))
-            return
-        entries = [(str(path), whole)] if isinstance(whole, dict) else json_lines(content, path)
-        for number, (where, entry) in enumerate(entries, start=1):
-            try:
-                yield self._recording(entry, f"{path.stem}:{number}")
-            except ValueError as error:
-                raise InvalidRequest(f"{where}: {error}") from error
+            yield _recording(entry, f"{path.stem}:{number}", files)
+        except ValueError as error:
+            raise InvalidRequest(f"{where}: {error}") from error
 
-    def _recording(self, entry: Mapping[str, Any], name: str) -> Recording:
-        prompt = self._prompt(entry)
-        answer = self._tokens(entry, ("token_ids", "answer", "text"), "an answer")
-        prediction = self._tokens(entry, ("prediction",), "") if "prediction" in entry else ()
-        limit = None
-        if entry.get("finish_reason", entry.get("finish")) == "stop":
-            limit = entry.get("max_tokens") or len(answer) + _SPARE
-            if not isinstance(limit, int):
-                raise ValueError(f"max_tokens is {limit!r}; expected a whole number")
-        kind = str(entry.get("kind", "any"))
-        return Recording(str(entry.get("id", name)), kind, prompt, answer, limit, prediction)
 
-    def _prompt(self, entry: Mapping[str, Any]) -> list[int]:
-        messages = entry.get("messages")
-        if isinstance(entry.get("prompt"), str):
-            messages = [{"role": "user", "content": entry["prompt"]}]
-        if messages is None or "prompt_token_ids" in entry:
-            return self._tokens(entry, ("prompt_token_ids", "prompt"), "a prompt (or messages)")
-        if not (isinstance(messages, list) and all(isinstance(one, dict) for one in messages)):
-            raise ValueError("messages is not a list of objects")
-        return encode_prompt(self._files(), messages, check({}))[0]
+def _recording(entry: Mapping[str, Any], name: str, files: Files) -> Recording:
+    prompt = _prompt(entry, files)
+    answer = _tokens(entry, files, ("token_ids", "answer", "text"), "an answer")
+    prediction = _tokens(entry, files, ("prediction",), "") if "prediction" in entry else ()
+    limit = None
+    if entry.get("finish_reason", entry.get("finish")) == "stop":
+        limit = entry.get("max_tokens") or len(answer) + _SPARE
+        if not isinstance(limit, int):
+            raise ValueError(f"max_tokens is {limit!r}; expected a whole number")
+    kind = str(entry.get("kind", "any"))
+    return Recording(str(entry.get("id", name)), kind, prompt, answer, limit, prediction)
 
-    def _tokens(self, entry: Mapping[str, Any], names: Sequence[str], what: str) -> list[int]:
-        """Return the token ids of the first of these fields that the entry has."""
-        for name in names:
-            value = entry.get(name)
-            if isinstance(value, str):
-                value = self._files().tokenizer.encode(value)
-            if value is None:
-                continue
-            if not _are_tokens(value):
-                raise ValueError(f"{name} is empty, or neither text nor token ids")
-            return list(value)
-        raise ValueError(f"expected {what} as {' or '.join(names)}, token ids or text")
+
+def _prompt(entry: Mapping[str, Any], files: Files) -> list[int]:
+    messages = entry.get("messages")
+    if isinstance(entry.get("prompt"), str):
+        messages = [{"role": "user", "content": entry["prompt"]}]
+    if messages is None or "prompt_token_ids" in entry:
+        return _tokens(entry, files, ("prompt_token_ids", "prompt"), "a prompt (or messages)")
+    if not (isinstance(messages, list) and all(isinstance(one, dict) for one in messages)):
+        raise ValueError("messages is not a list of objects")
+    return encode_prompt(files(), messages, check({}))[0]
+
+
+def _tokens(entry: Mapping[str, Any], files: Files, names: Sequence[str], what: str) -> list[int]:
+    """Return the token ids of the first of these fields that the entry has."""
+    for name in names:
+        value = entry.get(name)
+        if isinstance(value, str):
+            value = files().tokenizer.encode(value)
+        if value is None:
+            continue
+        if not _are_tokens(value):
+            raise ValueError(f"{name} is empty, or neither text nor token ids")
+        return list(value)
+    raise ValueError(f"expected {what} as {' or '.join(names)}, token ids or text")
 
 
 def digest(recordings: Sequence[Recording]) -> str:
-    """Return the SHA-256 of the recordings' tokens."""
     text = json.dumps([[[*recording.prompt], [*recording.answer]] for recording in recordings])
     return sha256(text.encode()).hexdigest()
 

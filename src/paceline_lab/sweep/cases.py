@@ -17,16 +17,8 @@ from paceline.models import Progress
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.verify.suite import Suite, load_suite, packaged
-from paceline_lab.bench.ab_test import (
-    SINGLE_ROW,
-    Case,
-    Contender,
-    about,
-    max_context,
-    measure,
-    warm_up,
-)
-from paceline_lab.bench.journal import measured_rows, open_journal
+from paceline_lab.bench.ab_test import SINGLE_ROW, Case, Contender, about, max_context, measure
+from paceline_lab.bench.journal import open_journal
 from paceline_lab.bench.record import Record, Row
 from paceline_lab.bench.summary import summary
 
@@ -132,11 +124,12 @@ def measured(
     if single is not None:
         contenders.insert(1, Contender(SINGLE_ROW, single, {"drafter": "none"}))
     rows: list[Row] = []
-    with open_journal(output, head) as journal:
-        warm_up(contenders, cases[0])
+    with open_journal(output, head, progress) as measured:
+        for contender in contenders:  # the work of a first request is not measured
+            contender.answer(cases[0])
         for number, case in enumerate(cases, start=1):
             call = partial(measure, case, contenders, rounds=rounds, start=number)
-            rows += measured_rows(journal, case.id, call, progress, f"{number}/{len(cases)}")
+            rows += measured(case.id, call, f"{number}/{len(cases)}")
     return replace(head, rows=rows, summary=summary(rows))
 
 

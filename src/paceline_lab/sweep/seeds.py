@@ -26,7 +26,6 @@ from paceline_lab.bench.ab_test import (
     max_context,
     options_facts,
 )
-from paceline_lab.bench.journal import journal_path
 from paceline_lab.bench.record import Record, Row
 from paceline_lab.bench.summary import all_same_tokens
 from paceline_lab.sweep.cases import LENGTHS, dense_text, length_cases, measured
@@ -151,7 +150,7 @@ def seeds_report(
     )
     long = [f"{n} tokens do not fit the context" for n in LENGTHS if n not in fitting]
     same, tables = all_same_tokens(record.rows), [*_tables(record.rows)]
-    return Report(record.as_dict(), same, "\n".join(long), tables, journal_path(output))
+    return Report(record.as_dict(), same, "\n".join(long), tables)
 
 
 def _tables(rows: Sequence[Row]) -> Iterator[Table]:

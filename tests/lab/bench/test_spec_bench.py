@@ -16,10 +16,9 @@ from paceline.runtime.model import Model
 from paceline.storage.report import json_file
 from paceline.verify.suite import CONVERSATION, load_suite
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
-from paceline_lab.bench.prompts import chosen_prompts
 from paceline_lab.bench.record import parse_record, read_record
 from paceline_lab.bench.summary import ALL, is_loop, repeated_share, summary
-from paceline_lab.bench.turns import Skipped
+from paceline_lab.bench.turns import Skipped, chosen_prompts
 from support.bench import bench
 from support.faulty import FaultyEngine
 

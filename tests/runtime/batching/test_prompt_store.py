@@ -27,7 +27,7 @@ from support.server import Running, running
 PROMPT = " ".join(f"{word} {number % 7}" for number, word in enumerate(["the", "rain", "a"] * 31))
 LIMIT = 1 << 30
 TOKENS = np.arange(300) % 200
-SETTINGS = Settings(prompt_cache_bytes=LIMIT)
+SETTINGS = Settings(prompt_cache=LIMIT / 1e9)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_a_response_does_not_wait_for_the_ack_of_its_headers(server: Running):
 
 
 def test_connections_are_limited_by_the_file_descriptors(monkeypatch: pytest.MonkeyPatch):
-    settings = Settings(max_connections=200)
+    settings = Settings(connections=200)
     for free, one, two in ((None, 200, 200), (1000, 200, 200), (224, 200, 100), (30, 8, 8)):
         monkeypatch.setattr(connections, "free_descriptors", lambda free=free: free)
         assert (connection_limit(settings), connection_limit(settings, 2)) == (one, two)
@@ -117,7 +117,7 @@ def test_running_out_of_descriptors_logs_one_line_and_retries(
 def test_the_oldest_idle_connection_is_closed_to_make_room(model: Model):
     health = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with (
-        running(model, Settings(max_connections=3)) as server,
+        running(model, Settings(connections=3)) as server,
         idle_connections(server.url, 3) as clients,
     ):
         clients[0].sendall(b"G")  # wins it no time

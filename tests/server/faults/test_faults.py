@@ -25,7 +25,7 @@ from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = Settings(max_running=8, max_waiting=320, body_seconds=1.5, reading_seconds=1.5)
+SETTINGS = Settings(max_concurrent=8, queue=320, body_seconds=1.5, reading_seconds=1.5)
 
 
 def clients_gone(server: Running) -> float:

@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.cli.app import main
 from paceline.models import ModelEntry
-from paceline.server.router.pool import Limits
 from paceline.server.router.run import RouterServer
 from paceline.server.settings import Settings
 from support.command import free_port, served
@@ -36,8 +35,7 @@ class RunningRouter:
         self.server = RouterServer(
             self.name("one"),
             OPTIONS,
-            settings=Settings(api_keys=keys, request_seconds=PATIENCE),
-            limits=Limits(models=1),
+            settings=Settings(api_keys=keys, timeout=PATIENCE),
             listed=self._listed,
             on_line=self.said.append,
         )

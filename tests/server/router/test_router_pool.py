@@ -9,7 +9,8 @@ import pytest
 from paceline.errors import InvalidRequest, ModelError
 from paceline.runtime.batching.request import Draining, QueueFull
 from paceline.server.router import pool as pool_module
-from paceline.server.router.pool import Limits, Pool
+from paceline.server.router.pool import Pool
+from paceline.server.settings import Settings
 from support.errors import raises
 from support.waiting import PATIENCE
 
@@ -54,9 +55,9 @@ class Loader:
     def names(self) -> list[str]:
         return [toy.name for toy in self.made]
 
-    def pool(self, **limits: Any) -> Pool:
+    def pool(self, **settings: Any) -> Pool:
         """A pool of toys, closed at the end of the test."""
-        self.pools.append(Pool(self, Limits(**limits)))
+        self.pools.append(Pool(self, Settings(**settings)))
         return self.pools[-1]
 
 
@@ -102,7 +103,7 @@ async def test_a_model_is_loaded_once_for_concurrent_requests(loader: Loader):
 @runs
 async def test_the_longest_idle_model_is_replaced(loader: Loader):
     loader.most = 2
-    pool = loader.pool(models=2)
+    pool = loader.pool(max_loaded_models=2)
     for name in ("a", "b", "a", "c", "a", "b"):
         await ask(pool, name)
     assert loader.names == ["a", "b", "c", "b"]
@@ -126,7 +127,7 @@ async def test_a_busy_model_is_not_unloaded(loader: Loader):
 
 @runs
 async def test_memory_also_limits_the_loaded_models(loader: Loader):
-    pool = loader.pool(models=9, memory=10)
+    pool = loader.pool(max_loaded_models=9, memory=10 / 1e9)
     await ask(pool, "a", 4)
     await ask(pool, "b", 4)
     assert set(pool.states) == {"a", "b"}
@@ -161,7 +162,7 @@ async def test_requests_for_a_loaded_model_overtake_only_for_a_while(loader: Loa
 async def test_a_failed_load_fails_its_own_requests_and_can_be_retried(
     loader: Loader,
 ):
-    pool = loader.pool(models=2)
+    pool = loader.pool(max_loaded_models=2)
     await ask(pool, "a")
     asked = [asyncio.ensure_future(ask(pool, "broken")) for _ in range(2)]
     for request in asked:
@@ -175,7 +176,7 @@ async def test_a_failed_load_fails_its_own_requests_and_can_be_retried(
 
 @runs
 async def test_only_idle_models_are_unloaded(loader: Loader):
-    pool = loader.pool(models=2, idle_seconds=0.05)
+    pool = loader.pool(max_loaded_models=2, keep_alive=0.05)
     idle = await ask(pool, "a")
     async with pool.use("b", 1) as used:
         await idle.ended.wait()
@@ -189,7 +190,7 @@ async def test_only_idle_models_are_unloaded(loader: Loader):
 @runs
 async def test_a_model_without_waiting_requests_is_unloaded_when_idle(loader: Loader):
     loader.gate.clear()
-    pool = loader.pool(idle_seconds=0.02)
+    pool = loader.pool(keep_alive=0.02)
     asked = asyncio.ensure_future(ask(pool, "a"))
     await settle()
     asked.cancel()
@@ -202,7 +203,7 @@ async def test_a_model_without_waiting_requests_is_unloaded_when_idle(loader: Lo
 
 @runs
 async def test_a_client_that_leaves_the_queue_leaks_nothing(loader: Loader):
-    pool = loader.pool(waiting=1)
+    pool = loader.pool(queue=1)
     async with pool.use("a", 1):
         gone = asyncio.ensure_future(ask(pool, "b"))
         await settle()
@@ -218,7 +219,7 @@ async def test_a_client_that_leaves_the_queue_leaks_nothing(loader: Loader):
 
 @runs
 async def test_closing_the_pool_ends_loaded_loading_and_queued_models(loader: Loader):
-    pool = loader.pool(models=2)
+    pool = loader.pool(max_loaded_models=2)
     toy = await ask(pool, "a")
     loader.gate.clear()
     async with pool.use("a", 1):

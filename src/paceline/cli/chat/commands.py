@@ -163,13 +163,6 @@ def _model(session: Session, argument: str) -> None:
     print_status(f"{session.model}{more}")
 
 
-def _save(session: Session, argument: str) -> None:
-    if argument or session.saved_as:
-        print_status(f"{len(session.messages)} messages are in {session.save(argument)}.")
-    else:
-        session.ask_and_save()
-
-
 def _load(session: Session, argument: str) -> None:
     session.restore(argument)
     print_status(f"{len(session.messages)} messages are read; /undo goes back.")
@@ -193,7 +186,7 @@ COMMANDS: Mapping[str, ChatCommand] = {
     "/system": ChatCommand("[TEXT]", 'show or set the system message; "" removes it', _system),
     "/set": ChatCommand("[OPTION VALUE]", "show or set options of answers", _set),
     "/model": ChatCommand("[NAME]", "show or change the model; the conversation continues", _model),
-    "/save": ChatCommand("[FILE]", "write the conversation", _save),
+    "/save": ChatCommand("[FILE]", "write the conversation", Session.save),
     "/load": ChatCommand("FILE", "continue a saved conversation", _load),
     "/clear": ChatCommand("", "begin a new conversation, with the same system message", _clear),
     "/regen": ChatCommand("", "answer the last message again", lambda s, _: s.answer_again()),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.cli.answers import (
     AnswerArguments,
@@ -39,11 +39,6 @@ _MAX_UNDONE = 1000  # steps
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-class _Snapshot(NamedTuple):
-    messages: Messages
-    step: str
-
-
 class Session:
     def __init__(
         self,
@@ -58,13 +53,12 @@ class Session:
         self._terminal: Terminal | None = None
         self._loaded: Model | None = None
         self.saved_as = ""  # the file that this chat was written to or read from
-        self._before: list[_Snapshot] = []
-        self.messages: Messages = []
-        if (system := answer.system) is not None:
-            self.messages = [{"role": "system", "content": system}]
+        self._before: list[tuple[Messages, str]] = []  # before each step, and the step
         options = answer.options()
         check(options)  # before a model is loaded
         self.options: dict[str, Any] = {**options}  # for the next answers
+        system = self.options.pop("system", None)
+        self.messages: Messages = [{"role": "system", "content": system}] if system else []
 
     def open(self, terminal: Terminal | None = None) -> None:
         """Load the model; with a `terminal`, prompt the user when the context is full."""
@@ -149,16 +143,18 @@ class Session:
         """Go back one step and return its name. Raises InvalidRequest if there is none."""
         if not self._before:
             raise InvalidRequest("nothing to undo")
-        before = self._before.pop()
-        self.messages = before.messages
-        return before.step
+        self.messages, step = self._before.pop()
+        return step
 
-    def save(self, name: str) -> str:
-        """Write the conversation to a file; return its path.
+    def save(self, name: str) -> None:
+        """Write the conversation to a file: the named one, its own, or one that the user names.
 
         Raises InvalidRequest if it cannot be written, or if it exists and belongs to another chat.
         """
-        path = path_of(name or self.saved_as)
+        name = name or self.saved_as or (self._terminal.ask("File: ") if self._terminal else "")
+        if not name:
+            return
+        path = path_of(name)
         exists = False
         with contextlib.suppress(OSError, ValueError):  # writing raises a better error
             exists = path.exists()
@@ -166,7 +162,7 @@ class Session:
             raise InvalidRequest(f"{path} exists already; choose another name")
         write_chat(path, self.messages)
         self.saved_as = str(path)
-        return self.saved_as
+        print_status(f"{len(self.messages)} messages are in {path}.")
 
     def restore(self, name: str) -> None:
         """Continue a saved conversation. Raises InvalidRequest if it cannot be read."""
@@ -205,7 +201,7 @@ class Session:
         encode_prompt(files, messages, check(self.options if options is None else options))  # type: ignore[arg-type]
 
     def _change(self, messages: Sequence[Mapping[str, Any]], step: str) -> None:
-        self._before = [*self._before[1 - _MAX_UNDONE :], _Snapshot(self.messages, step)]
+        self._before = [*self._before[1 - _MAX_UNDONE :], (self.messages, step)]
         self.messages = [*messages]
 
     def _send(self, conversation: Conversation, message: str) -> Stream:
@@ -238,17 +234,11 @@ class Session:
                     print_status("Nothing was dropped, and the message was not sent.")
                     return False
                 case "s" | "save":
-                    self.ask_and_save()
-
-    def ask_and_save(self) -> None:
-        """Save the conversation to a file that the user names, and print a notice."""
-        assert self._terminal is not None
-        name = self._terminal.ask("File: ")
-        if name:
-            try:
-                print_status(f"{len(self.messages)} messages are in {self.save(name)}.")
-            except InvalidRequest as error:
-                print_error(error)
+                    try:
+                        if name := self._terminal.ask("File: "):
+                            self.save(name)
+                    except InvalidRequest as error:
+                        print_error(error)
 
 
 def path_of(name: str) -> Path:

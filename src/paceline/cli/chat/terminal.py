@@ -2,20 +2,25 @@
 
 Independent of a message's meaning. Invariant: keys pressed at any time, and text pasted while an
 answer streams, appear at the next prompt; only Ctrl-C is not text.
+
+With --keep, messages are saved for the history of later chats. Only this user can read them; read
+and write errors are ignored.
 """
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.cli.console import print_status
-from paceline.system.machine import unseen_keys
+from paceline.system.machine import cache_dir, unseen_keys
 
 if TYPE_CHECKING:
+    from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
 
 QUOTES = '"""'  # around a message of several lines
 HINT = 'Enter sends, """ begins several lines, Ctrl-C stops an answer; /help has the rest.'
@@ -33,15 +38,13 @@ class Terminal:
         from prompt_toolkit.output import DummyOutput, create_output
         from prompt_toolkit.utils import is_dumb_terminal
 
-        from paceline.cli.chat.history import kept_history
-
         self._interrupted = False  # Ctrl-C was the last key
         self._pasted_quotes = False  # the quotes at the beginning were pasted
         is_dumb = is_dumb_terminal()  # it cannot move a cursor
         self._output = DummyOutput() if is_dumb else create_output(_screen())
         output = None if is_dumb else self._output
         self._session: Any = PromptSession(
-            history=kept_history() if keep else InMemoryHistory(),
+            history=_kept_history() if keep else InMemoryHistory(),
             output=output,
             key_bindings=self._bindings(),
             completer=WordCompleter([*commands], sentence=True),
@@ -79,7 +82,7 @@ class Terminal:
         except (KeyboardInterrupt, EOFError):
             return ""
 
-    @contextlib.contextmanager
+    @contextmanager
     def holding_keys(self) -> Iterator[None]:
         """Keep keys typed between prompts for the next prompt, unseen."""
         with unseen_keys():
@@ -138,6 +141,32 @@ class Terminal:
             event.app.exit(exception=KeyboardInterrupt)
 
         return bindings
+
+
+def history_file() -> Path:
+    """Return the file of all messages, in prompt_toolkit's format."""
+    return cache_dir() / "history" / "chat"
+
+
+def _kept_history() -> "History":
+    """Return the messages of this user's earlier chats; new messages are added to them."""
+    from prompt_toolkit.history import FileHistory
+
+    class KeptHistory(FileHistory):
+        def load_history_strings(self) -> Iterable[str]:
+            with suppress(OSError):
+                return super().load_history_strings()
+            return []
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):
+                super().store_string(string)
+
+    path = history_file()
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    return KeptHistory(path)
 
 
 def _is_open(text: str) -> bool:

@@ -19,7 +19,7 @@ class Chat(ApiRequest[ChatBody]):
 
     def __init__(self, service: Service, body: ChatBody, client: int = 0) -> None:
         super().__init__(service, body, client)
-        self.requests = service.prepare(body)
+        self.requests = service.chat(body)
         self._predicted = body.prediction is not None
         self._tokens = self.requests[0].tokens
         form = service.answer_form if body.calling else None
@@ -99,7 +99,6 @@ class Chat(ApiRequest[ChatBody]):
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """Return the fields of a message or delta for reasoning."""
     return {"reasoning_content": text, "reasoning": text}  # llama.cpp's name, and vLLM's
 
 

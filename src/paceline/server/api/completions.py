@@ -23,7 +23,7 @@ class Completions(ApiRequest[CompletionBody]):
 
     def __init__(self, service: Service, body: CompletionBody, client: int) -> None:
         super().__init__(service, body, client)
-        self.requests = service.prepare(body)
+        self.requests = service.completions(body)
         self._predicted = body.prediction is not None
         decode = service.tokenizer.decode
         self._echoes = [prompt_pieces(decode, t) if body.echo else [] for t in self.prompts]
@@ -47,7 +47,6 @@ class Completions(ApiRequest[CompletionBody]):
         return self._complete_response(choices)
 
     def stream_start(self) -> bytes:
-        """Return the events of the prompts, if they are echoed."""
         events = b""
         for index in range(len(self.requests) if self._body.echo else 0):
             text = "".join(piece.text for piece in self._prompt(index)[1])

@@ -27,7 +27,7 @@ _AT_ONCE = 8
 def embeddings(service: Service) -> Endpoint:
     def read(text: bytes) -> tuple[EmbeddingsBody, list[BatchRequest]]:
         body = parse(EmbeddingsBody, text)
-        return body, service.prepare(body)
+        return body, service.embeddings(body)
 
     async def work(text: bytes, reply: Reply) -> None:
         body, requests = await service.readers.run(Lane.for_body(text), read, text)

@@ -88,7 +88,6 @@ class ApiRequest(ABC, Generic[_B]):
 
     @property
     def prompts(self) -> list[list[int]]:
-        """Token ids of the prompts."""
         return [request.tokens for request in self.requests[:: self._body.n]]
 
     def compile(self, caller: Caller) -> None:
@@ -122,7 +121,6 @@ class ApiRequest(ABC, Generic[_B]):
         return event(error.body) + DONE
 
     def _complete_response(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return the complete response with these choices."""
         response = {**self._base, "choices": choices, "usage": self._usage(), **more}
         return {**response, **self._telemetry()}
 

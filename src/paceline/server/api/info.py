@@ -43,8 +43,6 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """POST /detokenize."""
-
     model: str | None = None
     tokens: list[int]
 

@@ -42,13 +42,11 @@ class Messages(ApiRequest[MessagesBody]):
         return {**self._message(), "content": content, **ended, **self._telemetry()}
 
     def stream_start(self) -> bytes:
-        """Return the events for a message without content."""
         usage = {"input_tokens": len(self.prompts[0]), "output_tokens": 0}
         message = {**self._message(), "usage": {**_NOTHING_CACHED, **usage}}
         return _event("message_start", message=message) + self.keepalive
 
     def delta_events(self, delta: Delta) -> bytes:
-        """Return the events for a delta: content blocks begin, grow, and end."""
         return b"".join(map(_part_events, self._chat.push(delta)))
 
     def stream_end(self) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.errors import InvalidRequest
 from paceline.models import Thinking
@@ -26,11 +26,11 @@ from paceline.server.json_body import (
     Body,
     Function,
     NamedTool,
+    OneOf,
     OtherTool,
     Text,
     Tool,
     tool_call,
-    type_tag,
 )
 
 _BILLING = "x-anthropic-billing-header:"
@@ -42,22 +42,16 @@ _EFFORTS = {"max": "xhigh"}
 
 
 class TextBlock(Body):
-    """Text."""
-
     type: Literal["text"]
     text: str
 
 
 class ThinkingBlock(Body):
-    """Thoughts of an earlier answer."""
-
     type: Literal["thinking"]
     thinking: str = ""
 
 
 class ToolUseBlock(Body):
-    """A call of an earlier answer."""
-
     type: Literal["tool_use"]
     id: str
     name: str
@@ -66,25 +60,13 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """The result of a tool call."""
-
     type: Literal["tool_result"]
     tool_use_id: str
     content: Text = ""
     is_error: bool = False
 
 
-Block = Annotated[
-    Annotated[TextBlock, Tag("TEXT")]
-    | Annotated[ThinkingBlock, Tag("THINKING")]
-    | Annotated[ToolUseBlock, Tag("TOOL_USE")]
-    | Annotated[ToolResultBlock, Tag("TOOL_RESULT")],
-    Discriminator(
-        type_tag,
-        custom_error_type="invalid",
-        custom_error_message="expected a block with a type",
-    ),
-]
+Block = Annotated[Any, OneOf(TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)]
 
 
 def _blocks(value: Any) -> Any:
@@ -103,8 +85,6 @@ def _is_billing(block: dict[str, Any]) -> bool:
 
 
 class Turn(Body):
-    """A message."""
-
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         list[Block], BeforeValidator(_blocks, json_schema_input_type=str | list[Block])
@@ -114,14 +94,10 @@ class Turn(Body):
 class ToolDefinition(Body):
     """A tool that the client runs."""
 
+    type: Literal["", "custom"] = ""
     name: str = Field(min_length=1)
     description: str = ""
     input_schema: dict[str, Any] = Field(default={})
-
-
-def _tool_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "ToolDefinition" if kind in (None, "custom") else "OtherTool"
 
 
 class ToolChoice(Body):
@@ -133,30 +109,23 @@ class ToolChoice(Body):
 
 
 class ThinkingOptions(Body):
-    """Turns reasoning on or off."""
-
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class OutputFormat(Body):
-    """The structure of the answer."""
-
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputOptions(Body):
-    """Options of the answer."""
-
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class MessagesBody(GenerationBody):
-    """POST /v1/messages."""
-
     blocks: ClassVar[bool] = True
 
+    n: int = Field(default=1, ge=1, le=1)
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Annotated[
         Text, BeforeValidator(_without_billing, json_schema_input_type=str | list[Any])
@@ -164,13 +133,7 @@ class MessagesBody(GenerationBody):
     max_tokens: int | None = Field(default=None, ge=0)
     stop_sequences: list[str] = Field(default=[], max_length=16)
     thinking: ThinkingOptions | None = None
-    tools: list[
-        Annotated[
-            Annotated[ToolDefinition, Tag("ToolDefinition")]
-            | Annotated[OtherTool, Tag("OtherTool")],
-            Discriminator(_tool_tag),
-        ]
-    ] = Field(default=[])
+    tools: list[Annotated[Any, OneOf(ToolDefinition, OtherTool)]] = Field(default=[])
     tool_choice: ToolChoice = ToolChoice(type="auto")
     output_config: OutputOptions = OutputOptions()
     output_format: OutputFormat | None = None
@@ -178,10 +141,6 @@ class MessagesBody(GenerationBody):
 
     @model_validator(mode="after")
     def _consistent(self) -> "MessagesBody":
-        if self.n != 1:
-            raise ApiError("this endpoint returns one answer", param="n")
-        if self.tool_choice.type in ("any", "tool") and not self._tools:
-            raise ApiError("tool_choice requires a tool call, but tools is empty", param="tools")
         if self.tool_choice.type == "tool" and self.tool_choice.name is None:
             raise ApiError("tool_choice.name: is missing", param="tool_choice.name")
         self.stop = [*self.stop, *self.stop_sequences]
@@ -192,7 +151,6 @@ class MessagesBody(GenerationBody):
 
     @property
     def ignored_tools(self) -> list[str]:
-        """Types and names of the ignored tools."""
         return [tool.about for tool in self.tools if isinstance(tool, OtherTool)]
 
     @property
@@ -205,7 +163,6 @@ class MessagesBody(GenerationBody):
 
         Raises ApiError if a tool result has no call before it.
         """
-        shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
         choice = self.tool_choice
         named = NamedTool.Name(name=choice.name or "")
         effort = self.output_config.effort if self.returns_thoughts else None
@@ -213,8 +170,7 @@ class MessagesBody(GenerationBody):
             "any": "required",
             "tool": NamedTool(type="function", function=named),
         }
-        return ChatBody.model_construct(
-            **shared,
+        return self.as_chat(
             messages=self._chat_messages(),
             max_tokens=self.max_tokens,
             tools=self._tools,

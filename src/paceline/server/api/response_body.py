@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.server.api.response_items import Item
-from paceline.server.api.response_tools import OfferedTools, ResponseTool, ToolChoice
+from paceline.server.api.response_items import Item, OfferedTools, ResponseTool, ToolChoice
 from paceline.server.body import (
     MAX_MESSAGES,
     ChatBody,
@@ -29,16 +28,12 @@ CALLABLE = ("function", "custom", "namespace")
 
 
 class Format(Body):
-    """The structure of the text."""
-
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class TextOptions(Body):
-    """Options of the text."""
-
     format: Format = Format()
 
 
@@ -55,14 +50,11 @@ InputItems = Annotated[
 
 
 class Reasoning(Body):
-    """Options of the model's thoughts."""
-
     effort: Effort | None = None
 
 
 class ResponsesBody(GenerationBody):
-    """POST /v1/responses."""
-
+    n: int = Field(default=1, ge=1, le=1)
     input: InputItems
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=-1)
@@ -93,16 +85,12 @@ class ResponsesBody(GenerationBody):
                 raise ApiError(f"{name} is not supported; {instead}", param=name)
         if self.top_logprobs and LOGPROBS not in self.include:
             raise ApiError(f"top_logprobs requires {LOGPROBS} in include", param="top_logprobs")
-        if self.n != 1:
-            raise ApiError("this endpoint returns one answer", param="n")
         form = self.text.format
         if form.type == "json_schema" and form.schema_ is None:
             raise ApiError("text.format.schema: is missing", param="text.format.schema")
         if form.type != "text":
             named = NamedSchema(schema=form.schema_) if form.schema_ is not None else None
             self.response_format = ResponseFormat(type=form.type, json_schema=named)
-        if self.chat_choice not in ("none", "auto") and not self.functions:
-            raise ApiError("tool_choice requires a tool call, but tools is empty", param="tools")
         return self
 
     @cached_property
@@ -112,7 +100,6 @@ class ResponsesBody(GenerationBody):
 
     @property
     def ignored_tools(self) -> list[str]:
-        """Types and names of the ignored tools."""
         return self.offered.ignored
 
     @property
@@ -139,18 +126,15 @@ class ResponsesBody(GenerationBody):
         return NamedTool(type="function", function=NamedTool.Name(name=name))
 
     def chat(self, messages: list[Message]) -> ChatBody:
-        """Return the equivalent chat body."""
         if self.instructions:
             messages = [
                 Message(role="system", content=self.instructions, place="instructions"),
                 *messages,
             ]
-        shared = {name: getattr(self, name) for name in GenerationBody.model_fields}
         logprobs = LOGPROBS in self.include
-        return ChatBody.model_construct(
-            **shared,
+        return self.as_chat(
             messages=messages,
-            max_completion_tokens=self.max_output_tokens,
+            max_tokens=self.max_output_tokens,
             logprobs=logprobs,
             top_logprobs=self.top_logprobs if logprobs else None,
             tools=self.functions,

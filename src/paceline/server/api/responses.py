@@ -9,8 +9,15 @@ from paceline.server.api.chat import Chat
 from paceline.server.api.endpoint import ApiRequest
 from paceline.server.api.logprobs import chat_logprobs
 from paceline.server.api.response_body import CALLABLE, LOGPROBS, ResponsesBody
-from paceline.server.api.response_items import content_of, conversation, item_id, item_of, joined
-from paceline.server.api.response_tools import Place, custom_input
+from paceline.server.api.response_items import (
+    Place,
+    content_of,
+    conversation,
+    custom_input,
+    item_id,
+    item_of,
+    joined,
+)
 from paceline.server.body import Message
 from paceline.server.errors import ApiError
 from paceline.server.http import event
@@ -63,14 +70,12 @@ class Responses(ApiRequest[ResponsesBody]):
         return self._finished()
 
     def stream_start(self) -> bytes:
-        """Return the events for a response without items."""
         response = self._response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def delta_events(self, delta: Delta) -> bytes:
-        """Return the events for a delta: items and their contents begin, grow, and end."""
         return b"".join(map(self._part_events, self._chat.push(delta)))
 
     def stream_end(self) -> bytes:

@@ -78,7 +78,6 @@ class Child:
         return child
 
     async def wait(self) -> None:
-        """Return when the process has ended."""
         await self._process.wait()
 
     async def stop(self, grace: float) -> None:

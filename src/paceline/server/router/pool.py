@@ -16,30 +16,20 @@ from time import monotonic
 from paceline.errors import InvalidRequest
 from paceline.runtime.batching.request import Draining, QueueFull
 from paceline.server.router.child import Child
+from paceline.server.settings import Settings
 from paceline.storage.files import megabytes
+from paceline.system.machine import memory_bytes
 
 _OVERTAKING_SECONDS = 20.0
 """How long requests for loaded models may overtake one that waits for a place. Without overtaking,
 two models in alternating use would load for every request; without a limit, one might never."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    models: int = 1
-    """Maximum loaded models."""
-    memory: int | None = None
-    """Memory limit in bytes for all models, estimated from their weights; None: no limit."""
-    idle_seconds: float | None = None
-    """Time without requests until a model is unloaded; None: never."""
-    waiting: int = 256
-    """Maximum requests that wait for a model."""
-
-
 @dataclass(slots=True)
 class _Place:
     """A model that is loaded, being loaded, or being unloaded."""
 
-    task: asyncio.Task[Child]
+    task: asyncio.Future[Child]
     memory: int
     users: int = 0
     used: float = field(default_factory=monotonic)
@@ -49,8 +39,10 @@ class _Place:
 class Pool:
     """The loaded models. For one event loop alone."""
 
-    def __init__(self, load: Callable[[str], Awaitable[Child]], limits: Limits) -> None:
-        self._load, self._limits = load, limits
+    def __init__(self, load: Callable[[str], Awaitable[Child]], settings: Settings) -> None:
+        self._load, self._settings = load, settings
+        gigabytes = settings.memory
+        self._max_memory = memory_bytes() if gigabytes is None else round(gigabytes * 1e9)
         self._places: dict[str, _Place] = {}
         self._changed = asyncio.Condition()
         self._waiting: list[float] = []
@@ -88,11 +80,10 @@ class Pool:
             Draining: the pool was closed.
             PacelineError: the model cannot be loaded.
         """
-        max_memory = self._limits.memory
-        if max_memory is not None and memory > max_memory:
+        if memory > self._max_memory:
             raise InvalidRequest(
                 f"{name} needs about {megabytes(memory)} of memory, and the limit for all models "
-                f"is {megabytes(max_memory)} together"
+                f"is {megabytes(self._max_memory)} together"
             )
         place = await self._place(name, memory)
         try:
@@ -145,7 +136,7 @@ class Pool:
                         place.users += 1
                         return place
                     if not waits:
-                        if len(self._waiting) >= self._limits.waiting:
+                        if len(self._waiting) >= self._settings.queue:
                             raise QueueFull(
                                 f"{len(self._waiting)} requests are already waiting for a model"
                             )
@@ -159,10 +150,9 @@ class Pool:
 
     def _has_room(self, memory: int) -> bool:
         """Return whether a model has room now; if not, begin to unload an idle one."""
-        max_memory = self._limits.memory
         count = len(self._places)
         held = sum(place.memory for place in self._places.values())
-        if count < self._limits.models and (max_memory is None or held + memory <= max_memory):
+        if count < self._settings.max_loaded_models and held + memory <= self._max_memory:
             return True
         if not any(place.leaving for place in self._places.values()):
             idle = [
@@ -176,10 +166,7 @@ class Pool:
         return False
 
     def _begin(self, name: str, memory: int) -> _Place:
-        async def load() -> Child:
-            return await self._load(name)
-
-        place = _Place(asyncio.ensure_future(load()), memory)
+        place = _Place(asyncio.ensure_future(self._load(name)), memory)
         self._places[name] = place
         self.loads += 1
         self._spawn(self._watch(name, place))
@@ -187,14 +174,13 @@ class Pool:
 
     async def _watch(self, name: str, place: _Place) -> None:
         """Free the place of a model that could not be loaded, or has ended."""
-        await asyncio.wait({place.task})
-        if not place.task.cancelled() and place.task.exception() is None:
-            await place.task.result().wait()
+        if child := await _child_of(place):
+            await child.wait()
         self._places.pop(name, None)
         await self._notify()
 
     def _unload_when_idle(self, place: _Place) -> None:
-        seconds = self._limits.idle_seconds
+        seconds = self._settings.keep_alive
         if seconds is None or place.users:
             return
 
@@ -212,9 +198,8 @@ class Pool:
         place.leaving = True
 
         async def unload() -> None:
-            await asyncio.wait({place.task})
-            if not place.task.cancelled() and place.task.exception() is None:
-                await place.task.result().stop(grace)
+            if child := await _child_of(place):
+                await child.stop(grace)
 
         self._spawn(unload())
 
@@ -226,6 +211,13 @@ class Pool:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+async def _child_of(place: _Place) -> Child | None:
+    """Return the model of a place once it is loaded, or None if it could not be."""
+    await asyncio.wait({place.task})
+    loaded = not place.task.cancelled() and place.task.exception() is None
+    return place.task.result() if loaded else None
 
 
 def _state(place: _Place) -> str:

@@ -8,17 +8,18 @@ the list of installed models.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -34,8 +35,8 @@ from paceline.server.errors import ApiError, unknown_model
 from paceline.server.http import CLIENT_HEADER, Reply, client_of
 from paceline.server.json_body import Body, parse
 from paceline.server.router.child import Child
-from paceline.server.router.pool import Limits, Pool
-from paceline.server.run import HttpServer, print_line
+from paceline.server.router.pool import Pool
+from paceline.server.run import HttpServer
 from paceline.server.service import Lane
 from paceline.server.settings import Settings
 
@@ -121,7 +122,7 @@ class Router:
         headers = {name: sent[name] for name in _REQUEST_HEADERS if name in sent}
         headers[CLIENT_HEADER] = str(client_of(reply.scope))
         headers["x-request-id"] = reply.scope["state"]["request_id"]
-        async with asyncio.timeout(self.settings.request_seconds) as limit:
+        async with asyncio.timeout(self.settings.timeout) as limit:
             try:
                 async with self._pool.use(model.name, memory_needed(model.bytes)) as child:
                     limit.reschedule(None)  # the model's server has the same limit
@@ -259,16 +260,14 @@ def _transport_error(error: httpx.TransportError) -> ApiError:
     )
 
 
-class _Families(CollectorRegistry):
-    """Metrics from the models' servers."""
+class _Families(Collector):
+    """Metrics for the Prometheus client."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
-        super().__init__()
         self._families = families
 
-    def collect(self) -> Iterator[Metric]:
-        """Return all metrics; called by the Prometheus client."""
-        yield from self._families
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 def _labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
@@ -290,8 +289,6 @@ def _labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
 
 
 class RouterServer(HttpServer):
-    """The server of several models."""
-
     name = "all models"
     descriptors = 2
 
@@ -301,7 +298,6 @@ class RouterServer(HttpServer):
         options: Sequence[str],
         *,
         settings: Settings,
-        limits: Limits,
         listed: Callable[[], Sequence[ModelEntry]] = list_models,
         on_line: Callable[[str], Any],
     ) -> None:
@@ -313,7 +309,7 @@ class RouterServer(HttpServer):
             words = ["--name", name, *options]
             return await Child.start(name, words, lambda line: on_line(f"{name}: {line}"))
 
-        self.router = Router(listed, Pool(load, limits), self.settings, default)
+        self.router = Router(listed, Pool(load, self.settings), self.settings, default)
         self.app = application(self.router, self.router.routes())
 
     def close(self, grace: float) -> None:
@@ -325,19 +321,13 @@ def serve_all(
     options: Sequence[str],
     *,
     settings: Settings,
-    limits: Limits,
-    on_line: Callable[[str], Any] = print_line,
-    quiet: bool = True,
+    on_line: Callable[[str], Any],
+    quiet: bool,
 ) -> None:
-    """Serve all installed models until SIGTERM or SIGINT; a second signal ends it at once.
+    """Serve all installed models, as `HttpServer.run` does, until a signal.
 
-    Args:
-        default: the model for requests that name none.
-        options: options of `paceline serve` for each model's own process.
-        settings: of the server; settings of answers are among the `options`.
-        limits: how many models are loaded, and for how long.
-        on_line: receives the line with the URL once the server listens, then the models' output.
-        quiet: False: write a line for each request to standard error.
+    `default` is the model for requests that name none, `options` those of `paceline serve` for each
+    model's own process. `on_line` also receives the models' output.
 
     Raises as `bound` does, and InvalidRequest if the default model is not installed. Only the
     default model of all commands may be missing: requests may name other models.
@@ -349,5 +339,5 @@ def serve_all(
             f"--model {default} is not installed; use one of {known}, or download it first with "
             "`paceline pull`"
         )
-    server = RouterServer(default, options, settings=settings, limits=limits, on_line=on_line)
+    server = RouterServer(default, options, settings=settings, on_line=on_line)
     server.run(on_line=on_line, signals=True, quiet=quiet)
