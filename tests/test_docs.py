@@ -11,15 +11,10 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.stopping import Stopping
 from paceline.decoding.types import Drafter
 from support import driver
+from support.docs import PAGES, ROOT
 from support.scripts import script
 from support.toy import ToyEngine
 from test_imports import ALLOWED, CORE, CORE_ML, FOR_ALL, LAB, MLX
-
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -17,6 +17,7 @@ from typer._click import ClickException
 import paceline
 from paceline import Model
 from support.docs import BLOCK, PAGES, ROOT, commands, words_of
+from support.process import python
 from support.words import parse
 
 OTHERS = {"docker", "jq", "nginx", "pip", "pytest", "python", "python3", "sh"}
@@ -43,8 +44,7 @@ def test_commands_in_the_docs_exist(page: str, line: str, words: list[str]):
 
 
 @pytest.mark.parametrize(
-    "line",
-    re.findall(r"^[^#\n\"]*(?:\"[^\"]*\" )?(?:-m )?\bpaceline (.+)$", DEPLOY, re.M),
+    "line", re.findall(r"^[^#\n\"]*(?:\"[^\"]*\" )?(?:-m )?\bpaceline (.+)$", DEPLOY, re.M)
 )
 def test_commands_in_scripts_exist(line: str):
     command = re.sub(r'"\$@"|\$\{suite.*?\}| >.*', "", line)
@@ -56,11 +56,8 @@ SCRIPTS = [words for *_, words in LINES if words[0] == "python" and words[1] != 
 
 @pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)
 def test_scripts_in_the_docs_have_the_shown_options(words: list[str]):
-    done = subprocess.run(
-        [sys.executable, words[1], "--help"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert [word for word in words if word.startswith("--") and word not in done.stdout] == []
+    shown = python(words[1], "--help", cwd=ROOT).stdout
+    assert [word for word in words if word.startswith("--") and word not in shown] == []
 
 
 def tables() -> list[str]:
@@ -129,8 +126,7 @@ def test_recordings_match_the_commands_of_their_script():
 
 def test_the_row_rules_of_a_model_are_shown(tiny_gguf: Path, cache: Path):
     code = re.findall(r"python\" -c '(.*?)' ", (ROOT / "deploy/steps.sh").read_text("utf-8"), re.S)
-    command = [sys.executable, "-c", *code, str(tiny_gguf), "llamacpp"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    shown = python("-c", *code, tiny_gguf, "llamacpp").stdout
     assert "compared up to inf tokens\nexact: True" in shown
 
 

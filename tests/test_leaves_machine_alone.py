@@ -7,8 +7,6 @@ from reporting.
 import getpass
 import json
 import os
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,8 @@ import pytest
 from support import mlx
 from support.command import served
 from support.fake_hub import FakeHub, FakeRepository, serving
+from support.process import python
 from support.results import RUN
-from support.waiting import PATIENCE
 
 HOOK = """
 import json, os, sys
@@ -83,16 +81,7 @@ class Home:
 
     def run(self, *words: object, stdin: str = "") -> str:
         """Run a command of paceline to its end, without an error, and return its output."""
-        done = subprocess.run(
-            [sys.executable, "-m", "paceline", *map(str, words)],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return python("-m", "paceline", *words, input=stdin).stdout
 
     def hosts(self) -> set[str]:
         """Other machines that were looked up or called, by name or address."""

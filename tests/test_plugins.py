@@ -1,7 +1,6 @@
 """Plugins add engines and commands; a broken one is a one-line error, and only if it is used."""
 
 import json
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from paceline import plugins
 from paceline.cli.app import main
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import InvalidRequest
+from support.process import python
 from support.words import commands
 
 Install = Callable[..., None]
@@ -111,7 +111,7 @@ from paceline.engines import EngineSettings, open_engine
 plugins.names = plugins.load = None
 open_engine("llamacpp", Path(sys.argv[1]), 64, EngineSettings())
 """
-    subprocess.run([sys.executable, "-c", script, str(tiny_gguf)], check=True)
+    python("-c", script, tiny_gguf)
 
 
 def test_this_distribution_declares_the_entry_points_of_its_packages():

@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ from paceline.runtime.model import Model
 from paceline.verify import checks
 from paceline.verify.checks import Verdict, row_checks, run_checks
 from support.llamacpp import library, model_of, wheel_file
+from support.process import python
 from support.scheduling import end_scheduler
-from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.real_model
 
@@ -114,15 +112,7 @@ def test_the_readmes_first_command_ends_naturally_without_a_loop(real_model: Mod
     match = re.search(r"^.*\.venv/bin/(paceline generate .*)$", readme, re.MULTILINE)
     assert match is not None
     words = shlex.split(match[1])
-    process = subprocess.run(
-        [sys.executable, "-m", *words, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert process.returncode == 0, process.stderr
-    value = json.loads(process.stdout)
+    value = json.loads(python("-m", *words, "--json").stdout)
     assert value["finish_reason"] == "stop", value["text"]
     assert value["settings"]["temperature"]["source"] == "registry"
     tokens = value["token_ids"]

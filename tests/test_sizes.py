@@ -30,19 +30,17 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 57_015,
-    "src/paceline": 36_044,
-    "src/paceline/decoding": 2_168,
-    "src/paceline/drafters": 2_655,
-    "src/paceline/engines": 5_012,
-    "src/paceline/models": 4_561,
-    "src/paceline/runtime": 4_899,
-    "src/paceline/server": 6_907,
-    "src/paceline/cli": 4_176,
-    "src/paceline_mlx": 4_027,
-    "src/paceline_coreml": 10_926,
-    "src/paceline_lab": 6_018,
-    "tests": 49_539,
+    "src": 55_183,
+    "src/paceline": 35_204,
+    "src/paceline/decoding": 2_150,
+    "src/paceline/drafters": 2_562,
+    "src/paceline/engines": 4_914,
+    "src/paceline/models": 4_490,
+    "src/paceline/runtime": 4_765,
+    "src/paceline/server": 6_762,
+    "src/paceline/cli": 3_998,
+    "src/paceline_mlx": 4_009,
+    "tests": 48_737,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -1,11 +1,8 @@
 """The command line as a whole: help, version, completion, exit codes, one-line errors."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from paceline.cli.console import print_table
 from paceline.cli.options import default_model
 from paceline.models import DEFAULT_MODEL
 from paceline.models.names import known_models
-from support.process import Run
+from support.process import Run, python
 from support.words import commands, parse
 
 COMMANDS = sorted({words[0] for words, _ in commands()})
@@ -126,7 +123,7 @@ from paceline.cli.app import main
 assert main({[*words]!r}) == 0
 assert not {heavy!r} & sys.modules.keys(), {heavy!r} & sys.modules.keys()
 """
-    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+    python("-c", script)
 
 
 def test_a_shell_completes_commands_and_options():
@@ -136,14 +133,7 @@ def test_a_shell_completes_commands_and_options():
             "COMP_WORDS": f"paceline {words}",
             "COMP_CWORD": str(len(words.split(" "))),
         }
-        found = subprocess.run(
-            [sys.executable, "-m", "paceline"],
-            env={**os.environ, **request},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return found.stdout.split()
+        return python("-m", "paceline", env=request).stdout.split()
 
     assert completed("ben") == ["bench"]
     assert completed("bench sim") == ["simulate"]
@@ -271,6 +261,7 @@ def test_an_option_with_a_missing_value_is_named(
         (("generate", "x", "--file", "/no/y"), "cannot read /no/y"),
         (("generate", "x", "--schema", "/no/y"), "cannot read /no/y"),
         (("generate", "x", "--schema", "{"), "the schema is not JSON: Expecting"),
+        (("generate", "x", "--schema", "/dev/null"), "/dev/null is not JSON"),
         (("generate", "x", "--regex", "a", "--grammar", "start: x"), "regex and grammar cannot"),
         (("generate", "--file", "/no/such/file"), "cannot read /no/such/file"),
         (

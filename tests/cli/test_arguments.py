@@ -89,9 +89,7 @@ def test_no_argument_has_a_type_without_a_range():
         assert not bare, f"{name}: {bare}; use the parsers of cli/declare.py"
 
 
-def test_a_numeric_option_outside_its_finite_range_is_rejected(
-    capsys: pytest.CaptureFixture[str],
-):
+def test_a_numeric_option_outside_its_finite_range_is_rejected(capsys: pytest.CaptureFixture[str]):
     faults = []
     for option, name, line in OPTIONS:
         wrong = [*NO_NUMBERS, *HIGH.get(name, ())]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.cli.app import main
+from paceline.engines.costs import ROWS
+from paceline.engines.exact import CONDITIONS
 from support.process import Run
 
 
@@ -28,6 +30,8 @@ def test_a_bench_run_prints_tables_or_json_and_writes_the_same(
 
 def test_a_plan_prints_tables_or_json(run: Run, tiny_gguf: Path):
     value = json.loads(run("plan", "--model", tiny_gguf, "--json").stdout)
+    assert [row["rows"] for row in value["rows"]] == [*ROWS[1:]]
+    assert value["exactness"].keys() == {*CONDITIONS}
     assert all(compared["holds"] for compared in value["exactness"].values())
     short, whole = (run("plan", "--model", tiny_gguf, *more).stdout for more in ((), ("--all",)))
     assert ("break-even" in short, short.count("\n\n")) == (True, 1), "a line and a table"

@@ -8,7 +8,6 @@ import select
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 import pytest
 
 from paceline.runtime.load import load
-from support.process import Run
+from support.process import Run, started
 from support.waiting import PATIENCE, until
 
-COMMAND = [sys.executable, "-m", "paceline", "chat"]
 QUESTION = "[s]ave first:"
 HINT = "/help has the rest"
 CTRL_C, CTRL_D = "\x03", "\x04"
@@ -102,24 +100,13 @@ def terminal(
 ) -> Iterator[Any]:
     """A chat on a pseudo-terminal, and its process; killed if it does not end."""
     master, inner = pty.openpty()
-    child = subprocess.Popen(
-        [*COMMAND, "--model", str(model), *arguments],
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        env=environment,
-        start_new_session=True,
-    )
-    os.close(inner)
-    found = Terminal(master)
-    try:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), inner)
+    with started(environment, "chat", "--model", model, *arguments, **pipes) as child:
+        os.close(inner)
+        found = Terminal(master)
         found.wait_for(until)
         yield found, child
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        os.close(master)
+    os.close(master)
 
 
 def fill(found: Terminal) -> str:
@@ -266,9 +253,6 @@ def test_chat_keep_saves_input_history_and_forget_removes_it(
         assert child.wait(PATIENCE) == 0
     assert "typed" in run("forget", env=environment).stdout
     assert not path.exists()
-
-
-# -- commands --------------------------------------------------------------------------------------
 
 
 # -- from a pipe -----------------------------------------------------------------------------------

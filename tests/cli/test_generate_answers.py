@@ -66,12 +66,6 @@ def test_max_tokens_minus_1_is_limited_only_by_context_and_cache(answer: Answer)
     assert value["settings"]["max_tokens"] == {"value": None, "source": "request"}
 
 
-def test_an_explicit_limit_prints_no_hint(answer: Answer):
-    _, said = answer("Hello", "--max-tokens", 5)
-    assert "stopped" not in said
-    assert answer("Hello", "--max-tokens", 5, "--quiet")[1] == ""
-
-
 def test_repetition_ends_a_response_with_a_notice_unless_disabled(answer: Answer):
     loop = (*LOOP, "--max-tokens", 400)
     value = json.loads(answer(*loop, "--json")[0])

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from paceline.cli.app import main
 from paceline.models import DEFAULT_MODEL
 from paceline.models.prepare import models_dir
-from support.process import started, stopped_line, wait_for
+from support.process import python, started, stopped_line, wait_for
 from support.waiting import PATIENCE
 
 
@@ -200,16 +200,9 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("kind", ["finalizer", "callback"])
-def test_ctrl_c_swallowed_in_a_callback_is_raised_again(kind: str, environment: dict[str, str]):
+def test_ctrl_c_swallowed_in_a_callback_is_raised_again(kind: str):
     script = LOST.replace("KIND", repr(kind))
-    child = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        env=environment,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert (child.returncode, child.stderr) == (7, b"")
+    assert python("-c", script, code=7).stderr == ""
 
 
 def test_ctrl_c_prints_why_a_server_is_waiting_and_a_second_one_ends_it(
@@ -241,7 +234,4 @@ before = {*sys.modules}
 import paceline.__main__
 print(*sorted({*sys.modules} - before))
 """
-    found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert all(name.startswith("paceline") for name in found.stdout.split())
+    assert all(name.startswith("paceline") for name in python("-c", script).stdout.split())

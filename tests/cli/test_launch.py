@@ -52,7 +52,6 @@ def agents(environment: dict[str, str], tmp_path: Path, home: Path) -> dict[str,
 
 
 def is_open(url: str) -> bool:
-    """Return True if a server listens."""
     address = urlsplit(url)
     with socket.socket() as client:
         return client.connect_ex((address.hostname, address.port)) == 0

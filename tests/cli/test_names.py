@@ -42,6 +42,7 @@ def test_a_pulled_hugging_face_model_works_offline(
             "generate", "hello", "--model", name, "--offline", "--max-tokens", 2, "--quiet"
         )
         assert answer.returncode == 0, answer.stderr
+    assert run("pull", NAME, "--offline").returncode == 0
     said = refused("pull", "owner/other", "--offline")
     assert "not installed" in said
     assert "--offline" in said

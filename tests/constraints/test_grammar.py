@@ -7,16 +7,7 @@ import pytest
 
 from paceline.constraints.grammar import Grammars
 from paceline.models import Tokenizer
-from support.grammars import (
-    AT,
-    FUNCTIONS,
-    NOW,
-    PERSON,
-    STOPS,
-    WEATHER,
-    Takes,
-    allowed,
-)
+from support.grammars import AT, FUNCTIONS, NOW, PERSON, STOPS, WEATHER, Takes, allowed
 from support.tool_calls import parse_tool_calls
 
 pytest.importorskip("llguidance")

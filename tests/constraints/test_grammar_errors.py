@@ -122,9 +122,7 @@ def test_a_truncating_tokenizer_does_not_shorten_forced_text(
     assert compiler.json_schema(SCHEMAS["const"]).forced(99) == forced
 
 
-def test_unsupported_keywords_in_tool_parameters_are_ignored(
-    grammars: Grammars,
-):
+def test_unsupported_keywords_in_tool_parameters_are_ignored(grammars: Grammars):
     """Agents send such schemas; their functions check the arguments."""
     schema = {"propertyNames": {"pattern": "^a"}, "properties": {"a": {"format": "weird"}}}
     assert grammars.tools([{"name": "f", "parameters": schema}])

@@ -161,9 +161,7 @@ def test_compilation_ends_when_its_request_is_cancelled(
         fresh.lark(MEETING)
 
 
-def test_a_worker_killed_at_a_limit_restarts_without_rereading_the_vocabulary(
-    fresh: Grammars,
-):
+def test_a_worker_killed_at_a_limit_restarts_without_rereading_the_vocabulary(fresh: Grammars):
     process = fresh._processes._compiling
     parent, child = process._child, child_of(process)
     with raises(InvalidRequest, "compile"):

@@ -24,7 +24,7 @@ from support.grammars import (
     follows,
     settings_for,
 )
-from support.tiny import END, START, vocabulary
+from support.tiny import END, START, tokenizer_fields
 
 pytest.importorskip("llguidance")
 
@@ -32,16 +32,10 @@ pytest.importorskip("llguidance")
 @pytest.fixture(scope="module")
 def marked_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny vocabulary with tokens for tool and reasoning tags, like Qwen's models."""
-    tokens, types, merges = vocabulary()
-    tokens[-4:] = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
-    types[-4:] = [TokenType.USER_DEFINED] * 4
-    fields = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": merges,
-    }
+    fields = tokenizer_fields("qwen2")
+    tags = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+    fields["tokenizer.ggml.tokens"][-4:] = tags
+    fields["tokenizer.ggml.token_type"][-4:] = [TokenType.USER_DEFINED] * 4
     path = tmp_path_factory.mktemp("marked") / "tokenizer.json"
     path.write_text(build_tokenizer(path, fields), encoding="utf-8")
     return path

@@ -51,10 +51,7 @@ def test_large_integers_are_enforced_or_reported_and_dropped_for_tools(
 
 
 PRICE = {
-    "anyOf": [
-        {"type": "number"},
-        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
-    ]
+    "anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]
 }
 """pydantic's Decimal."""
 

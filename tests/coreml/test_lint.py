@@ -1,8 +1,7 @@
 """Every rule of `coreml lint`: a planted fault breaks its rule, a near miss does not."""
 
 import json
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from paceline.errors import ModelError
 from paceline_coreml.lint import Finding, lint, report, weights
 from paceline_coreml.lint.run_rules import RULES
 from support import mil
+from support.process import python
 
 pytestmark = pytest.mark.coreml
 
@@ -381,8 +381,6 @@ def test_all_packages_of_an_artifact_share_a_process(
 
 
 def test_an_incomplete_artifact_is_rejected(tiny_core_ml: Path, tmp_path: Path):
-    import shutil
-
     copy = Path(shutil.copytree(tiny_core_ml, tmp_path / "copy"))
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["layer_shards"][1]["start"] -= 1
@@ -426,5 +424,5 @@ def test_neither_torch_nor_coremltools_is_loaded(tiny_core_ml: Path):
         f"report(pathlib.Path({str(tiny_core_ml)!r})); "
         "print([name for name in ('coremltools', 'torch') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python("-c", code)
     assert (done.stdout, done.stderr) == ("[]\n", "")

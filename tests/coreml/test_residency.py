@@ -216,7 +216,6 @@ def test_a_child_process_crash_is_a_compute_plan_error(
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A converted layer."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     pytest.importorskip("coremltools")

@@ -101,15 +101,6 @@ def longest_suffix(suffix: list[int], text: list[int], *, before: int) -> Match 
     return None
 
 
-@given(text=texts)
-def test_the_longest_repeat_matches_a_naive_search(text: list[int]):
-    automaton = SuffixAutomaton()
-    for end, token in enumerate(text, start=1):
-        automaton.append(token)
-        seen = text[:end]
-        assert automaton.longest_repeat() == longest_suffix(seen, seen, before=end - 1)
-
-
 @given(text=texts, other=texts)
 def test_a_cursor_matches_the_longest_suffix_of_another_text(text: list[int], other: list[int]):
     automaton = automaton_of([*text, -1])  # a separator, as an answer history has

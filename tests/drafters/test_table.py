@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters import DrafterSpec, Table, shipped
-from paceline.drafters.table import KEYS, MAX_ORDER, TOKENS, TableDrafter, halves, keys_at, keys_of
+from paceline.drafters.table import KEYS, MAX_ORDER, TOKENS, TableDrafter, keys_at, keys_of
 from paceline.errors import ModelError
 from paceline.models.names import REGISTRY
 from paceline.storage.files import read_json, sha256_of
@@ -64,12 +64,6 @@ def test_small_token_ids_take_two_bytes(tmp_path: Path, vocab_size: int):
     result = Table.open(folder, vocab_size).after([0])
     assert result is not None
     assert result.token == vocab_size - 1
-
-
-@given(keys=st.lists(st.integers(0, 2**32 - 1), max_size=9))
-def test_keys_are_split_into_halves_without_loss(keys: list[int]):
-    upper, lower = halves(np.array(keys, np.uint32)).tolist()
-    assert [(high << 16) + low for high, low in zip(upper, lower, strict=True)] == keys
 
 
 @pytest.mark.parametrize(

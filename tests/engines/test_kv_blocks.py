@@ -64,9 +64,7 @@ def test_a_rewind_into_a_formerly_shared_block_keeps_its_slots(table: BlockTable
     assert table.length == 5
 
 
-def test_commits_beyond_the_reservation_and_negative_forks_are_rejected(
-    table: BlockTable,
-):
+def test_commits_beyond_the_reservation_and_negative_forks_are_rejected(table: BlockTable):
     grow(table, 6)
     table.reserve(12)
     table.rewind(6)

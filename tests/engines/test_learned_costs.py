@@ -76,9 +76,7 @@ def test_any_measurements_give_a_usable_cost_table(calls: list[tuple[int, int, f
     assert values == sorted(values), "a further row never makes a call cheaper"
 
 
-def test_learned_costs_persist_and_a_corrupt_file_is_ignored(
-    tmp_path: Path,
-):
+def test_learned_costs_persist_and_a_corrupt_file_is_ignored(tmp_path: Path):
     def opened() -> StoredCosts:
         return StoredCosts(ToyEngine(), "model", 100_000_000, tmp_path)
 

@@ -3,9 +3,7 @@
 import ctypes
 import gc
 import json
-import os
 import signal
-import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -20,11 +18,7 @@ from paceline.decoding.types import Block, Logits
 from paceline.engines.base import EngineSettings
 from paceline.engines.exact import measure_invariance
 from paceline.engines.llamacpp import libraries, llama_h, rules
-from paceline.engines.llamacpp.binding import (
-    Binding,
-    ContextSettings,
-    Heads,
-)
+from paceline.engines.llamacpp.binding import Binding, ContextSettings, Heads
 from paceline.engines.llamacpp.engine import LlamaCppEngine
 from paceline.engines.llamacpp.libraries import PATHS, version_of
 from paceline.engines.llamacpp.native import NativeModel, NativeSequence
@@ -41,8 +35,8 @@ from support.errors import raises
 from support.families import write_gguf_of
 from support.ggml import quantize
 from support.llamacpp import library
+from support.process import python
 from support.tiny import SIZES, WIDE, Type, write_tiny
-from support.waiting import PATIENCE
 
 IK, UPSTREAM = "ik_llama.cpp", "llama.cpp"
 
@@ -257,18 +251,16 @@ def test_missing_libraries_are_reported_with_install_instructions():
         next(libraries.installed())
 
 
-def test_a_library_with_incompatible_structs_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch):
-    library(UPSTREAM)
+def test_a_library_with_other_structs_or_without_a_function_is_rejected_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name in (UPSTREAM, IK):
+        library(name)
     monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
     monkeypatch.setitem(llama_h.DEFAULTS, llama_h.ContextParams, {"n_batch": 2048})
     monkeypatch.setenv(libraries.VARIABLE, UPSTREAM)
     with raises(MissingExtra, "llama.cpp", "structs", "n_ctx", "install xllamacpp"):
         next(libraries.installed())
-
-
-def test_a_library_missing_a_required_function_is_reported(monkeypatch: pytest.MonkeyPatch):
-    library(IK)
-    monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
     monkeypatch.setattr("ik_llama_cpp._ctypes_api._lib", ctypes.CDLL(None))
     monkeypatch.setenv(libraries.VARIABLE, IK)
     with raises(MissingExtra, "llama_kv_cache_seq_rm"):
@@ -334,14 +326,7 @@ def test_a_custom_library_that_fails_to_load_is_an_error(tmp_path: Path, name: s
         "try: print(libraries.library_with_devices('auto'), [*libraries.installed()])\n"
         "except MissingExtra as error: print(error)"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, PATHS[name]: str(tmp_path / "missing.so")},
-    )
+    finished = python("-c", script, env={PATHS[name]: str(tmp_path / "missing.so")})
     assert finished.stdout.startswith(f"{name} cannot be loaded from ${PATHS[name]} ({tmp_path}")
 
 
@@ -504,15 +489,8 @@ def test_the_library_prints_nothing(tmp_path: Path, binding: Binding):
         "from paceline.engines.base import EngineSettings;"
         "LlamaCppEngine(Path(sys.argv[1]), 512, EngineSettings(threads=1)).close()"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", script, str(path)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, libraries.VARIABLE: binding.name},
-    )
-    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+    finished = python("-c", script, path, env={libraries.VARIABLE: binding.name})
+    assert (finished.stdout, finished.stderr) == ("", "")
 
 
 def test_a_single_row_is_padded_in_prefill_and_if_its_keys_would_be_split(tmp_path: Path):
@@ -633,13 +611,6 @@ def test_library_threads_spin_briefly_whatever_thread_calls(tiny_gguf: Path):
         "from paceline.engines.llamacpp.engine import LlamaCppEngine; "
         "LlamaCppEngine(Path(sys.argv[1]), 64).close()"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", load, tiny_gguf],
-        env={**os.environ, "OMP_DISPLAY_ENV": "verbose"},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    assert "GOMP_SPINCOUNT = '1000'" in process.stderr
-    assert "OMP_WAIT_POLICY = 'ACTIVE'" in process.stderr
+    shown = python("-c", load, tiny_gguf, env={"OMP_DISPLAY_ENV": "verbose"}).stderr
+    assert "GOMP_SPINCOUNT = '1000'" in shown
+    assert "OMP_WAIT_POLICY = 'ACTIVE'" in shown

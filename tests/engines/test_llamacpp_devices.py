@@ -67,9 +67,7 @@ def test_an_unknown_device_is_rejected_with_the_available_ones(tiny_gguf: Path):
     assert chosen(tiny_gguf, "auto") == (None, "")
 
 
-def test_a_named_device_takes_the_layers_that_fit_and_auto_reports_its_choice(
-    tiny_gguf: Path,
-):
+def test_a_named_device_takes_the_layers_that_fit_and_auto_reports_its_choice(tiny_gguf: Path):
     little = device(free=libraries._RESERVE + (300 << 10))
     offload, said = chosen(tiny_gguf, "gpu", little)
     assert offload is not None

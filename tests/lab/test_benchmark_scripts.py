@@ -4,7 +4,6 @@ Those that read records, files or rows are started where those are tested.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,23 +13,23 @@ import pytest
 
 from support import mlx
 from support.packages import missing
+from support.process import python
 from support.scripts import BENCHMARKS, ROOT
 from support.tiny import write_tiny
 
 
+def tiny(folder: Path) -> Path:
+    return write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096})
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return write_tiny(tmp_path / "tiny.gguf", fields={"llama.context_length": 4096})
+    return tiny(tmp_path)
 
 
 def run(script: str, model: Path, *options: object) -> str:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARKS / f"{script}.py"), *map(str, options)],
-        env={**os.environ, "PACELINE_MODEL": str(model)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    path = BENCHMARKS / f"{script}.py"
+    return python(path, *options, env={"PACELINE_MODEL": str(model)}, timeout=None).stdout
 
 
 @pytest.mark.usefixtures("cache")
@@ -65,8 +64,7 @@ def dflash_float16(folder: Path) -> tuple[str, ...]:
     (folder / "asked").write_text(json.dumps({"turns": ["t3 t4 t5"]}))
     artifact = folder / "artifact"
     options = ["--target", target, "--weights", "f16", "--slots", "64", "--output", artifact]
-    command = [sys.executable, "-m", "paceline", "convert", drafter, "--to", "coreml", *options]
-    subprocess.run(command, check=True)
+    python("-m", "paceline", "convert", drafter, "--to", "coreml", *options)
     return str(drafter), str(target), str(folder / "asked"), "--artifact", str(artifact)
 
 
@@ -80,41 +78,42 @@ def mlx_thresholds(folder: Path) -> tuple[str, ...]:
 
 
 def python_batch(folder: Path) -> tuple[str, ...]:
-    model = str(write_tiny(folder / "tiny.gguf"))
-    return "--model", model, "--prompts", "2", "--tokens", "4", "--rounds", "1"
+    return "--model", str(tiny(folder)), "--prompts", "2", "--tokens", "4", "--rounds", "1"
 
 
 def batch_file(folder: Path) -> tuple[str, ...]:
     turns = ["a document " * 400] * 5 + [f"question {number}" for number in range(140)]
     lines = (json.dumps({"turns": [turn]}) + "\n" for turn in turns)
     (folder / "questions.jsonl").write_text("".join(lines))
-    model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
     options = ("--questions", "2", "--characters", "300", "--sample", "2")
-    return str(folder / "questions.jsonl"), "--model", model, *options
+    return str(folder / "questions.jsonl"), "--model", str(tiny(folder)), *options
 
 
 def soak(folder: Path) -> tuple[str, ...]:
-    model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
     options = ("--seconds", "6", "--warm-up", "0", "--clients", "2", "--tolerance", "1")
-    return *options, "--", "--model", model
+    return *options, "--", "--model", str(tiny(folder))
 
 
 def compare_checkouts(folder: Path) -> tuple[str, ...]:
-    model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
     options = ("--rounds", "1", "--prompts", "2", "--max-tokens", "4")
-    return str(ROOT), str(ROOT), "--model", model, *options
+    return str(ROOT), str(ROOT), "--model", str(tiny(folder)), *options
 
 
 def document_questions(folder: Path) -> tuple[str, ...]:
-    model = str(write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096}))
-    return "--model", model, "--characters", "900"
+    return "--model", str(tiny(folder)), "--characters", "900"
 
 
 def servers(folder: Path) -> tuple[str, ...]:
-    model = write_tiny(folder / "tiny.gguf", fields={"llama.context_length": 4096})
     (folder / "asked").write_text("".join(f'{{"turns": ["t{n}"]}}\n' for n in range(3)))
     asked = ("--suite", str(folder / "asked"), "--limit", "2", "--max-tokens", "4")
-    paths = ("--model", str(model), "--work", str(folder), "--output", str(folder / "found.json"))
+    paths = (
+        "--model",
+        str(tiny(folder)),
+        "--work",
+        str(folder),
+        "--output",
+        str(folder / "found.json"),
+    )
     return *asked, *paths, "--only", "paceline, --parallel 8"
 
 

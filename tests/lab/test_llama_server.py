@@ -145,8 +145,7 @@ def test_a_missing_or_invalid_server_program_is_rejected(
 
 
 @pytest.mark.parametrize(
-    ("way", "says"),
-    [("ends", "failed to load model"), ("loading", "not ready after 1 s")],
+    ("way", "says"), [("ends", "failed to load model"), ("loading", "not ready after 1 s")]
 )
 def test_a_server_that_never_becomes_ready_is_stopped_with_an_error(
     way: str, says: str, opened: Any, log: Any, monkeypatch: pytest.MonkeyPatch

@@ -2,10 +2,7 @@
 
 import builtins
 import json
-import os
 import re
-import subprocess
-import sys
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +19,7 @@ from paceline.storage.report import json_file
 from paceline_lab.bench.record import Row
 from paceline_lab.report.charts import record_charts
 from paceline_lab.report.files import read_record, write_report
+from support.process import python
 from support.results import BLOCKS, RUN, SWEEP
 
 VOID = {"meta", "img"}
@@ -78,16 +76,8 @@ def test_reports_are_reproducible_byte_for_byte(results: Sequence[Path], tmp_pat
     for path, copy in zip(results, copies, strict=True):
         copy.write_bytes(path.read_bytes())
     environment = {"MATPLOTLIBRC": str(tmp_path / "matplotlibrc"), "PYTHONHASHSEED": "7"}
-    command = [sys.executable, "-m", "paceline", "bench", "report", *(c.name for c in copies)]
-    found = subprocess.run(
-        [*command, "--output", "out"],
-        cwd=elsewhere,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
+    words = ["bench", "report", *(copy.name for copy in copies), "--output", "out"]
+    python("-m", "paceline", *words, cwd=elsewhere, env=environment)
     assert content(elsewhere / "out") == content(tmp_path / "one")
 
 

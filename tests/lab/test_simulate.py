@@ -13,12 +13,7 @@ from paceline.drafters import DrafterResources, RequestContext, create
 from paceline.options import Options
 from paceline.runtime.request import check as check_options
 from paceline_lab.simulate import replay
-from paceline_lab.simulate.replay import (
-    Recording,
-    SimulatedStep,
-    Simulation,
-    simulate,
-)
+from paceline_lab.simulate.replay import Recording, SimulatedStep, Simulation, simulate
 from support.drafters import write_toy_table
 from support.driver import CHEAP, POLICIES, answer, generation
 from support.toy import ToyEngine

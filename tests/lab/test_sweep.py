@@ -175,7 +175,7 @@ def test_works_from_the_command_line(
 
 def test_seeds_tables_show_our_rows_next_to_published_ones(tmp_path: Path, cache: Path):
     model = load(write_tiny(tmp_path / "tiny.gguf", fields={"llama.context_length": 4096}))
-    report = seeds_report(Loading(model), drafters=["suffix"], rounds=2, progress=QUIET)
+    report = seeds_report(Loading(model), drafters=["suffix"], rounds=1, progress=QUIET)
     assert report.passed
     code, dense = report.tables[:2]
     assert [title for title, _, _ in report.tables[2:]] == [
@@ -200,9 +200,7 @@ def test_seeds_tables_show_our_rows_next_to_published_ones(tmp_path: Path, cache
         seeds_report(Loading(small), drafters=[], rounds=1, progress=QUIET)
 
 
-def test_seeds_tables_reject_options_that_they_set_themselves(
-    capsys: pytest.CaptureFixture[str],
-):
+def test_seeds_tables_reject_options_that_they_set_themselves(capsys: pytest.CaptureFixture[str]):
     words = ["--policy", "fixed", "--temperature", "1", "--seed", "3", "--max-tokens", "9"]
     assert main(["bench", "run", "--suite", "seeds", *words]) == 2
     assert "--policy, --temperature, --seed, --max-tokens" in capsys.readouterr().err

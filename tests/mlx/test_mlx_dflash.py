@@ -56,10 +56,7 @@ class Target:
         }
         write_checkpoint(self.folder, config, tensors={**tensors, "norm.weight": 4 * norm})
         return DrafterResources(
-            engine="mlx",
-            opened=self.engine,
-            vocab_size=mlx.VOCAB,
-            shipped={"dflash": self.folder},
+            engine="mlx", opened=self.engine, vocab_size=mlx.VOCAB, shipped={"dflash": self.folder}
         )
 
     def plainly(self, prompt: int, sampling: int, **options: Any) -> Answer:

@@ -19,8 +19,9 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.files import read_json
 from paceline_mlx.engine import MlxEngine
 from support import mlx
+from support.engine_rows import rows_of
 from support.errors import raises
-from support.mlx_rows import TEXT, rows_of, step
+from support.mlx_rows import TEXT, step
 
 pytestmark = pytest.mark.mlx
 

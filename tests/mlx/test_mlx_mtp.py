@@ -21,14 +21,7 @@ from support import mlx
 from support.dflash import write_tensors
 from support.driver import generation, run
 from support.errors import raises
-from support.mtp import (
-    HeadForm,
-    Rounds,
-    next_in_round,
-    perfect_weights,
-    random_weights,
-    write_head,
-)
+from support.mtp import HeadForm, Rounds, next_in_round, perfect_weights, random_weights, write_head
 from support.scheduling import Submitted
 
 pytestmark = pytest.mark.mlx

@@ -65,19 +65,28 @@ Off = Callable[[int, int], Any]
 """(rows of a pass, slots before them) -> error of each row's logits."""
 
 
-def with_kernels(folder: Path, off: Off) -> LoadedModel:
-    """A model whose rows depend on how they are computed, as `off` says."""
+def with_kernels(folder: Path, off: Off, *, in_head: bool = False) -> LoadedModel:
+    """A model whose rows depend on how they are computed, as `off` says, or those of its head."""
     import mlx.core as mx
 
-    model = LoadedModel(load(folder))
+    module = load(folder)
+    head = getattr(module, "lm_head", None) or module.model.norm
 
     def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        held = kwargs["cache"][0].offset
-        rows = args[0].shape[1]
-        return call(*args, **kwargs) + mx.array(np.float32(off(rows, held)))
+        held = 0 if in_head else kwargs["cache"][0].offset
+        return call(*args, **kwargs) + mx.array(np.float32(off(args[0].shape[1], held)))
 
-    install_hook(model.module, hook)
-    return model
+    install_hook(head if in_head else module, hook)
+    return LoadedModel(module)
+
+
+@pytest.fixture
+def engine_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., MlxEngine]:
+    def engine_of(model: LoadedModel, **options: Any) -> MlxEngine:
+        monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
+        return MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=2048), **options)
+
+    return engine_of
 
 
 @pytest.mark.parametrize(
@@ -111,24 +120,16 @@ def test_a_short_context_is_probed_to_its_end(folder: Path):
         assert rules is not None and rules.decode == (1, 32)
 
 
-def test_forward_passes_with_the_chosen_rows_are_measured_as_exact(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    model = with_kernels(folder, lambda rows, held: 0.01 * rows)
-    monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
-    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
+def test_forward_passes_with_the_chosen_rows_are_measured_as_exact(folder: Path, engine_of: Any):
+    engine = engine_of(with_kernels(folder, lambda rows, held: 0.01 * rows))
     assert (engine.rules.decode, engine.min_rows) == ((8, 8), 2)
     assert measure_invariance(engine)[BLOCK_LENGTH].holds
     engine.rules = ANY
     assert not measure_invariance(engine)[BLOCK_LENGTH].holds
 
 
-def test_rows_run_alone_if_no_row_count_is_bit_identical(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    model = with_kernels(folder, lambda rows, held: 0.01 * np.arange(rows)[:, None])
-    monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
-    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=512))
+def test_rows_run_alone_if_no_row_count_is_bit_identical(folder: Path, engine_of: Any):
+    engine = engine_of(with_kernels(folder, lambda rows, held: 0.01 * np.arange(rows)[:, None]))
     # With fewer than two rows at least, no answer is said to be exact; and drafts change none.
     assert (engine.rules, engine.min_rows) == (ALONE, 1)
     assert measure_invariance(engine)[BLOCK_LENGTH].holds
@@ -138,7 +139,7 @@ def test_rows_run_alone_if_no_row_count_is_bit_identical(
 
 
 @pytest.fixture
-def two_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MlxEngine:
+def two_kernels(folder: Path, engine_of: Any) -> MlxEngine:
     """Keys and values of passes with more than eight rows differ slightly, as on a GPU."""
     import mlx.core as mx
 
@@ -148,8 +149,7 @@ def two_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MlxEngine:
         return call(*args, **kwargs) * mx.array(np.float32(1.001 if args[0].shape[-1] > 8 else 1))
 
     install_hook(model.module.model.embed_tokens, hook)
-    monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
-    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=4 * mlx.CONTEXT))
+    engine: MlxEngine = engine_of(model)
     assert (engine.rules.decode, engine.min_rows) == ((1, 8), 2)
     return engine
 
@@ -287,59 +287,36 @@ def test_without_a_measured_limit_each_sequence_runs_alone(
 # -- the measurement -------------------------------------------------------------------------------
 
 
-def hooked(folder: Path, off: Callable[[int], float]) -> LoadedModel:
-    """A model whose output head chooses a kernel by the rows of a pass; they differ by `off`."""
-    import mlx.core as mx
-
-    module = load(folder)
-    head = getattr(module, "lm_head", None) or module.model.norm
-
-    def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return call(*args, **kwargs) + mx.array(np.float32(off(args[0].shape[1])))
-
-    install_hook(head, hook)
-    return LoadedModel(module)
-
-
 @pytest.mark.parametrize(
     ("rows", "off", "expected"),
     [
-        (RowRange(1, 32), lambda rows: 0, 32),
-        (RowRange(2, 4), lambda rows: 0.01 * (rows > 13), 12),
-        (RowRange(8, 8), lambda rows: 0.01 * (rows > 8), 1),
+        (RowRange(1, 32), lambda rows, held: 0, 32),
+        (RowRange(2, 4), lambda rows, held: 0.01 * (rows > 13), 12),
+        (RowRange(8, 8), lambda rows, held: 0.01 * (rows > 8), 1),
     ],
 )
 def test_the_largest_bit_identical_batch_is_chosen(
-    rows: RowRange, off: Callable[[int], float], expected: int, folder: Path
+    rows: RowRange, off: Off, expected: int, folder: Path
 ):
-    assert choose_together(hooked(folder, off), rows, mlx.CONTEXT, Budget()) == expected
+    model = with_kernels(folder, off, in_head=True)
+    assert choose_together(model, rows, mlx.CONTEXT, Budget()) == expected
     assert expected in (1, *TOTALS)
 
 
 def test_the_engines_own_check_detects_batches_beyond_the_measured_size(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, engine_of: Any
 ):
-    model = hooked(folder, lambda rows: 0.01 * (rows > 2))
-    monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
-    settings = EngineSettings(cache_tokens=2048)
-    engine = MlxEngine(folder, mlx.CONTEXT, settings, rules=mlx.rules(1, 2, together=2))
+    model = with_kernels(folder, lambda rows, held: 0.01 * (rows > 2), in_head=True)
+    engine = engine_of(model, rules=mlx.rules(1, 2, together=2))
     assert measure_invariance(engine, (BATCH,))[BATCH].holds
     engine.rules = engine.rules._replace(together=32)
     assert not measure_invariance(engine, (BATCH,))[BATCH].holds
 
 
 def test_a_model_that_reads_its_caches_elsewhere_runs_one_sequence_per_pass(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, engine_of: Any
 ):
-    module = load(folder)
-
-    def hook(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return call(*args, **kwargs) + 0.01 * kwargs["cache"][0].offset
-
-    install_hook(module, hook)
-    model = LoadedModel(module)
-    monkeypatch.setattr("paceline_mlx.engine.LoadedModel", lambda *_: model)
-    engine = MlxEngine(folder, mlx.CONTEXT, EngineSettings(cache_tokens=2048))
+    engine = engine_of(with_kernels(folder, lambda rows, held: 0.01 * held))
     assert engine.rules.together == 1
     with sequences(engine) as several:
         result = engine.step(list(zip(several, blocks(several, (1, 2, 3)), strict=True)))

@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import InvalidRequest, ModelError, ModelNotFound
-from paceline.models import (
-    QUIET,
-    list_models,
-    names,
-    open_origin,
-    pull,
-    resolve,
-    resolve_drafter,
-)
+from paceline.errors import InvalidRequest, ModelNotFound
+from paceline.models import QUIET, list_models, names, open_origin, pull, resolve, resolve_drafter
 from paceline.models.names import KnownModel
 from paceline.storage.progress import Progress
 from support.errors import raises
@@ -50,21 +42,6 @@ def test_a_missing_tag_means_the_cached_file_and_pull_takes_the_default(
     assert pull(NAME, tmp_path / "cache").folder != first.folder
     assert [download.path.rpartition("/")[2] for download in fake.downloads()] == ["tiny-Q8_0.gguf"]
     assert resolve(NAME, tmp_path / "cache").folder != first.folder, "the default is cached now"
-
-
-def test_offline_mode_uses_and_pulls_installed_models(
-    tiny: FakeRepository, fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from huggingface_hub import constants
-
-    first = resolve(f"{NAME}:F16", tmp_path / "cache")
-    fake.asked.clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert resolve(f"{NAME}:F16", tmp_path / "cache").folder == first.folder
-    assert pull(NAME, tmp_path / "cache").folder == first.folder
-    with raises(ModelError, NAME, "--offline"):
-        resolve(f"{NAME}:Q8_0", tmp_path / "cache")
-    assert fake.asked == []
 
 
 def test_a_drafter_name_means_a_file_in_a_repository(

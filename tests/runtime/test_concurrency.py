@@ -147,16 +147,12 @@ def test_options_and_published_drafters_are_checked_once_for_all_prompts(
     assert counts == {"check": 2, "_fitting": 1}
 
 
-def test_leaving_map_early_ends_the_other_responses(model: Model):
+def test_leaving_map_early_or_an_error_of_a_prompt_ends_the_other_responses(model: Model):
     free = model.engine.free_slots
     for _ in model.as_completed(MANY, max_tokens=40, ignore_eos=True):
         break
     until(lambda: free_slots(model) == free)
     assert plain(model, PROMPT).token_ids
-
-
-def test_a_prompt_error_in_map_ends_all_responses(model: Model):
-    free = model.engine.free_slots
     with pytest.raises(InvalidRequest):
         list(model.as_completed([*PROMPTS, "far too long " * 2000], max_tokens=40, ignore_eos=True))
     until(lambda: free_slots(model) == free)

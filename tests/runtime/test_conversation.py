@@ -90,9 +90,7 @@ def test_a_message_that_can_never_fit_suggests_no_turns_to_drop(chat: Any):
     assert said(chat.send(text, ignore_eos=True)).completion_tokens == 1, "there is room for one"
 
 
-def test_dropping_turns_drops_their_tool_messages_but_no_system_message(
-    model: Model,
-):
+def test_dropping_turns_drops_their_tool_messages_but_no_system_message(model: Model):
     greeting = {"role": "assistant", "content": "hi"}
     turns: list[Any] = [
         {"role": "user", "content": "a"},

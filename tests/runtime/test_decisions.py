@@ -46,7 +46,7 @@ SCORE = {
 QUESTIONS: list[dict[str, Any]] = [PREDICATE, CHOICE, SCORE]
 MANY = [{**PREDICATE, "instructions": f"number {n} of the rain"} for n in range(6)]
 
-real = pytest.param("real", marks=pytest.mark.real_model)
+real = pytest.param("real", marks=[pytest.mark.real_model, pytest.mark.slow])
 
 
 @pytest.fixture(params=["tiny", real])
@@ -271,10 +271,7 @@ def test_recurrent_models_compute_the_decision_input_once(
         ),
         ([{**CHOICE, "choices": [{"value": 1}] * 2}], "questions[0].choices[0].value: expected"),
         ([{**SCORE, "levels": [{"label": True}] * 2}], "questions[0].levels[0].label: expected"),
-        (
-            [{**SCORE, "levels": [{"label": "a"}] * 2}],
-            "questions[0].levels[1].label: exp",
-        ),
+        ([{**SCORE, "levels": [{"label": "a"}] * 2}], "questions[0].levels[1].label: exp"),
         (
             [{**PREDICATE, "instructions": [{"type": "input_image"}]}],
             "questions[0].instructions[0]",

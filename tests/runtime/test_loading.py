@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.errors import InvalidRequest, ModelError, ModelNotFound
+from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.options import Options
 from paceline.runtime.load import load
@@ -61,14 +61,6 @@ def test_an_out_of_range_setting_is_rejected(
 ):
     with pytest.raises(InvalidRequest, match=reason):
         load(tiny_gguf, **settings)
-
-
-def test_loading_a_file_that_is_not_a_model_is_rejected(tmp_path: Path, cache: Path):
-    with pytest.raises(ModelNotFound):
-        load(tmp_path / "nothing.gguf")
-    (tmp_path / "bad.gguf").write_text("bad")
-    with pytest.raises(ModelError, match="not a GGUF file"):
-        load(tmp_path / "bad.gguf")
 
 
 def test_only_the_public_names_can_be_imported():

@@ -16,8 +16,8 @@ from paceline.models import ModelFiles, resolve
 from paceline.runtime.model import Model
 from support.plain import said
 from support.scheduling import end_scheduler
-from support.thinking import CLOSE, OPEN, TEMPLATES, Scripted
-from support.waiting import until
+from support.scripted import ScriptedEngine
+from support.thinking import CLOSE, OPEN, TEMPLATES
 
 THOUGHT, ANSWER = "this is one, is this the one?\nit is", "This is the one. This is the one."
 EMPTY = "<think>\n\n</think>\n\n"
@@ -35,17 +35,12 @@ def engine(files: ModelFiles) -> Any:
 
 
 @pytest.fixture
-def thinker(files: ModelFiles, engine: Any, cache: Path) -> Iterator[Model]:
-    until(lambda: engine.free_slots == 4 * files.context_length)  # the last model has ended
-    model = scripted(files, engine)
+def thinker(files: ModelFiles, cache: Path) -> Iterator[Model]:
+    encode, engine = files.tokenizer.encode, ScriptedEngine(files.context_length)
+    engine.script = [OPEN, *encode(f"\n{THOUGHT}\n"), CLOSE, *encode(f"\n\n{ANSWER}")]
+    model = Model(files, engine)
     yield model
     end_scheduler(model)
-
-
-def scripted(files: ModelFiles, engine: Any, thought: str | None = THOUGHT) -> Model:
-    encode = files.tokenizer.encode
-    tokens = [OPEN, *encode(f"\n{thought}\n"), CLOSE, *encode("\n\n")] if thought else []
-    return Model(files, Scripted(engine, [*tokens, *encode(ANSWER)]))
 
 
 # -- the library -----------------------------------------------------------------------------------
@@ -102,7 +97,7 @@ def test_reasoning_can_be_switched_only_if_the_template_supports_it(
     assert answer.token_ids == model.generate("Hello", max_tokens=3).token_ids
     with pytest.raises(InvalidRequest, match="does not support reasoning"):
         model.generate("Hello", think=True)
-    always = scripted(replace(files, chat_template=TEMPLATES["deepseek-r1"]), engine)
+    always = Model(replace(files, chat_template=TEMPLATES["deepseek-r1"]), engine)
     with pytest.raises(InvalidRequest, match="the chat template of"):
         always.generate("Hello", think=False)
 
@@ -116,9 +111,7 @@ def test_a_structured_response_is_text_from_its_first_token(
     assert result.reasoning == ""
 
 
-def test_a_conversation_keeps_reasoning_apart_and_the_template_decides_its_use(
-    thinker: Model,
-):
+def test_a_conversation_keeps_reasoning_apart_and_the_template_decides_its_use(thinker: Model):
     chat = thinker.conversation()
     said(chat.send("2 + 2?"))
     turn = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}

@@ -63,14 +63,15 @@ def test_repetition_detection_is_off_by_default():
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("temprature", "temperature"),
+        *(("temprature", "temperature"), ("zzz", None)),
         *(("temp", "temperature"), ("n_predict", "max_tokens"), ("num_predict", "max_tokens")),
         *(("max_new_tokens", "max_tokens"), ("stop_sequences", "stop"), ("schema", "json_schema")),
     ],
 )
-def test_an_unknown_option_is_reported_with_the_closest_match(name: str, near: str):
+def test_an_unknown_option_is_reported_with_the_closest_match(name: str, near: str | None):
     options: Any = {name: 1}
-    with pytest.raises(InvalidRequest, match=rf"'{name}'; did you mean {near}\?"):
+    hint = rf"; did you mean {near}\?" if near else ""
+    with pytest.raises(InvalidRequest, match=f"unknown option '{name}'{hint}$"):
         check(options)
 
 
@@ -97,12 +98,6 @@ def test_help_lists_every_option_with_its_range():
         assert {*lines} == {*Options.__annotations__}
         for name, limits in RANGES.items():
             assert lines[name].removesuffix(", or None").endswith(f"; {limits}")
-
-
-def test_an_unrecognizable_option_is_reported_without_a_suggestion():
-    options: Any = {"zzz": 1}
-    with pytest.raises(InvalidRequest, match=r"unknown option 'zzz'$"):
-        check(options)
 
 
 def test_all_invalid_options_are_reported_one_per_line():

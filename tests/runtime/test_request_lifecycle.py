@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import subprocess
 import sys
 import threading
 import weakref
@@ -23,6 +22,7 @@ from paceline.runtime.conversation import Conversation
 from paceline.runtime.model import Model
 from paceline.runtime.stream import Stream
 from support.plain import PROMPT, small
+from support.process import python
 from support.scheduling import end_scheduler, free_slots
 from support.waiting import PATIENCE, until
 
@@ -255,12 +255,6 @@ print("end")
 
 
 def test_a_process_exits_cleanly_during_responses(tiny_gguf: Path, cache: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS, str(tiny_gguf)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+    done = python("-c", ENDS, tiny_gguf)
+    assert done.stdout.strip() == "end"
     assert "Traceback" not in done.stderr

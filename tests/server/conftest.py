@@ -8,10 +8,8 @@ from paceline.runtime.batching import scheduler
 from paceline.runtime.model import Model
 from support.other_clients import slowed
 from support.scheduling import end_scheduler
-from support.scripted import scripted_model
+from support.scripted import ScriptedEngine, scripted_model
 from support.server import Running, running
-from support.thinking import Scripted
-from support.toy import ToyEngine
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,6 +73,5 @@ def scripted_server(
 def thinking_server(thinking_gguf: Path, tiny_cache: Path) -> Iterator[Running]:
     """A server with a model that has Qwen3's tags and responds with `engine.script`."""
     files = resolve(str(thinking_gguf), tiny_cache)
-    engine = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
-    with running(Model(files, Scripted(engine, []))) as instance:
+    with running(Model(files, ScriptedEngine(512))) as instance:
         yield instance

@@ -43,7 +43,6 @@ def server(begun_server: Running) -> Iterator[Running]:
 
 
 def bodies(turns: list[dict[str, Any]], **more: Any) -> dict[str, dict[str, Any]]:
-    """The bodies of a chat at each API."""
     return {
         CHAT: {"messages": turns, "max_tokens": 64, **more},
         MESSAGES: {"messages": turns, "max_tokens": 64, **more},
@@ -52,7 +51,6 @@ def bodies(turns: list[dict[str, Any]], **more: Any) -> dict[str, dict[str, Any]
 
 
 def text_of(reply: Any) -> str:
-    """The text of a reply of any API."""
     if "choices" in reply:
         return str(reply["choices"][0]["message"]["content"])
     if "output" in reply:

@@ -191,8 +191,7 @@ def test_gauges_show_the_load_and_a_client_that_disconnects_is_counted(slow_mode
         until(lambda: single(values(server), "paceline_requests_running") == 1)
         threading.Thread(target=server.post, args=("/v1/completions", LONG)).start()
         until(lambda: single(values(server), "paceline_requests_waiting") == 1)
-        refused = server.post("/v1/completions", LONG)
-        assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
+        assert server.post("/v1/completions", LONG).status_code == 429
         now = values(server)
         assert now["paceline_requests_refused_total"] == {"queue_full": 1}
         assert 0 < single(now, "paceline_cache_usage") < 1

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
-from support.other_clients import fault_of_anthropic
+from support.other_clients import fault_of_anthropic, slowed
 from support.scripted import CALL, DONE, SAID, THOUGHT, always, calling_ls, engine_of, prompt_of
 from support.server import Running, running
 
@@ -192,18 +192,10 @@ def test_errors_outside_the_endpoint_have_anthropics_format(scripted_server: Run
         fault_of_anthropic(response, 415, "invalid_request_error")
 
 
-def test_pings_keep_a_stream_open(scripted_server: Running, monkeypatch: pytest.MonkeyPatch):
-    import time
-
+def test_pings_keep_a_stream_open(scripted_server: Running):
     engine_of(scripted_server).rules = [always(DONE)]
-    step = scripted_server.model.engine.step
-
-    def slow(work: Any) -> Any:
-        time.sleep(0.15)
-        return step(work)
-
-    with running(scripted_server.model, Settings(keepalive_seconds=0.05)) as server:
-        monkeypatch.setattr(server.model.engine, "step", slow)
+    settings = Settings(keepalive_seconds=0.05)
+    with running(scripted_server.model, settings) as server, slowed(server.model, 0.15):
         events, message = streamed(server, {**BODY, "max_tokens": 4, "tools": []})
     assert sum(event["type"] == "ping" for event in events) > 1
     assert message["content"][0]["text"]

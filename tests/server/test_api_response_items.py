@@ -212,10 +212,7 @@ IN_SPACE = {"type": "namespace", "name": "functions", "description": "", "tools"
 @pytest.mark.parametrize("tools", [[CUSTOM, TOOL], [IN_SPACE]])
 def test_a_custom_tool_is_a_function_with_one_string_argument(server: Running, tools: list[Any]):
     name = "apply_patch" if tools[0] is CUSTOM else "functions__apply_patch"
-    engine_of(server).rules = [
-        when("made the file", DONE),
-        always(called(name, {"input": PATCH})),
-    ]
+    engine_of(server).rules = [when("made the file", DONE), always(called(name, {"input": PATCH}))]
     body = {**BODY, "tools": tools, "tool_choice": {"type": "custom", "name": "apply_patch"}}
     first = asked(server, body)
     (call,) = first["output"]

@@ -38,7 +38,6 @@ def forms(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def answer(server: Running, path: str, body: dict[str, Any]) -> str:
-    """Return the text of a response."""
     reply = server.post(path, {**PATHS[path], **body}).json()
     if path == "/v1/messages":
         return str(reply["content"][0]["text"])

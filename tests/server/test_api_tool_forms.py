@@ -16,10 +16,9 @@ from paceline.runtime.prompt import template_chat
 from paceline.runtime.tool_messages import describe_tools, fit_calls
 from paceline.tools.calls import ToolCall, written_calls
 from paceline.tools.forms import FORMS, HERMES, ToolForm, tool_form
+from support.scripted import ScriptedEngine
 from support.server import Running, running
-from support.thinking import Scripted
 from support.tool_templates import TEMPLATES, write_calling
-from support.toy import ToyEngine
 
 DEEPSEEK = FORMS["deepseek"]
 GEMMA = FORMS["gemma"]
@@ -43,7 +42,6 @@ USER: dict[str, Any] = {"role": "user", "content": "make it"}
 WITH_TOKENS = [form for form in FORMS.values() if form.mark in form.tokens]
 TOKENS = 300
 """Enough for a call that is written in letters."""
-every_form = pytest.mark.parametrize("form", FORMS.values(), ids=lambda form: form.name)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +51,7 @@ def calling(tmp_path_factory: pytest.TempPathFactory, tiny_cache: Path) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tiny_cache))
         files = resolve(str(path), tiny_cache)
-        toy = ToyEngine(vocab_size=320, context_length=512, cache_blocks=512)
-        with running(Model(files, Scripted(toy, []))) as server:
+        with running(Model(files, ScriptedEngine(512))) as server:
             yield server
 
 

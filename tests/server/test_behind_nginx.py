@@ -63,7 +63,6 @@ class Proxied:
         self.url, self.servers = url, servers
 
     def answered(self) -> list[float]:
-        """Answers of each server so far."""
         return [counted(server.url) for server in self.servers]
 
     def ask(self, session: str) -> Any:

@@ -230,21 +230,6 @@ def test_row_13_an_echo_with_logprobs(server: Running):
         assert received["token_logprobs"][-1] == max(received["top_logprobs"][-1].values())
 
 
-def test_row_16_cached_tokens(server: Running):
-    def cached(last: str) -> tuple[int, int]:
-        turn = {"role": "user", "content": "one two and three " * 20 + last}
-        usage = good(server.post(CHAT, {**PLAIN, "messages": [turn]}))["usage"]
-        return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
-
-    block = server.model.engine.block_size  # blocks are shared as a whole
-    assert cached("four")[0] < block, "the beginning of every turn"
-    result, count = cached("four")
-    assert count - 1 - block < result <= count - 1
-    changed, count = cached("nine")
-    behind = len(server.model.tokens("nine<|im_end|>\n<|im_start|>assistant\n", raw=True))
-    assert count - behind - block < changed <= count - behind
-
-
 def test_row_17_prompt_formats(server: Running):
     def texts(prompt: Any) -> list[str]:
         choices = good(server.post(TEXT, {**BARE, "prompt": prompt}))["choices"]

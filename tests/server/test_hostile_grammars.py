@@ -186,9 +186,7 @@ def test_a_harmful_grammar_gets_an_error_while_other_requests_are_served(
     assert len(others.answers) <= 3, "answers changed"
 
 
-def test_many_harmful_grammars_neither_block_cached_ones_nor_leak_memory(
-    command: Command,
-):
+def test_many_harmful_grammars_neither_block_cached_ones_nor_leak_memory(command: Command):
     before = memory(command)
     statuses: list[int] = []
 

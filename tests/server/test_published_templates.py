@@ -148,10 +148,7 @@ def test_every_published_template_renders_any_roles_tools_reasoning_and_calls(
 def test_every_published_template_can_continue_a_partial_response(published: dict[str, ModelFiles]):
     faults = []
     system = {"role": "system", "content": "S"}
-    chats = {
-        "The capital is": [USER],
-        "The capital is ": [system, USER, CALLED, RESULT, USER],
-    }
+    chats = {"The capital is": [USER], "The capital is ": [system, USER, CALLED, RESULT, USER]}
     for (model, files), (begun, before) in product(published.items(), chats.items()):
         chat = [*before, {"role": "assistant", "content": begun}]
         messages, tools, is_begun = template_chat(files, chat, [TOOL])

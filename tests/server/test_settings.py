@@ -26,9 +26,7 @@ def chosen(module_model: Model) -> Iterator[Running]:
         yield instance
 
 
-def test_sampling_options_fall_back_per_field_to_registry_and_model(
-    chosen: Running,
-):
+def test_sampling_options_fall_back_per_field_to_registry_and_model(chosen: Running):
     for asked in ({"seed": 5}, {"temperature": 1.4, "max_tokens": 20, "seed": 5}):
         response = chosen.post("/v1/chat/completions", {"messages": CHAT, **asked}).json()
         expected = chosen.model.generate(CHAT, drafter="none", **asked)  # type: ignore[arg-type]

@@ -126,11 +126,7 @@ def test_two_processes_may_pull_the_same_model(tiny_gguf: Path, tmp_path: Path):
     ("module", "step"), [(gguf, "build_tokenizer"), (prepare, "write_manifest")]
 )
 def test_an_interrupted_preparation_leaves_nothing(
-    module: ModuleType,
-    step: str,
-    tiny_gguf: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType, step: str, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     real: Callable[..., object] = getattr(module, step)
 

@@ -12,8 +12,6 @@ from paceline_coreml.engine.inputs import CallInputs
 
 
 class TorchOutput(NamedTuple):
-    """Outputs of one block."""
-
     streams: Sequence[np.ndarray]
     """After every layer, [T, stream_size]."""
     logits: np.ndarray

@@ -1,6 +1,7 @@
 """Calls of any engine, and bitwise comparison of their logits."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 
@@ -29,6 +30,17 @@ def feed(engine: Engine, sequence: KVSequence, tokens: Sequence[int]) -> None:
     if tokens:
         run(engine, prompts=[(sequence, tokens, 0)])
         sequence.commit(len(tokens))
+
+
+def rows_of(engine: Engine, text: Sequence[int], cuts: Sequence[int]) -> Rows:
+    """The logits of every row of a text, run in blocks of these lengths."""
+    rows = list[Rows]()
+    with closing(engine.open()) as sequence:
+        for count in cuts:
+            rows += run(engine, (sequence, text[sequence.length :][:count], count))
+            sequence.commit(count)
+        assert sequence.length == len(text)
+    return np.concatenate(rows)
 
 
 def same(rows: Rows, expected: Rows) -> bool:

@@ -34,8 +34,6 @@ class Request(NamedTuple):
 
 @dataclass
 class FakeRepository:
-    """A model on the fake hub."""
-
     files: Mapping[str, bytes]
     """Of the main branch."""
     older: Mapping[str, bytes] = field(default_factory=dict)

@@ -5,14 +5,30 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from support.waiting import PATIENCE
 
 COMMAND = [sys.executable, "-m", "paceline"]
 
 
 Run = Callable[..., "subprocess.CompletedProcess[Any]"]
+
+
+def python(
+    *words: object, code: int = 0, env: Mapping[str, str] | None = None, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run Python to its end, with variables besides those of this process."""
+    found = subprocess.run(
+        [sys.executable, *map(str, words)],
+        **{"capture_output": True, "text": True, "timeout": PATIENCE, **options},
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+    assert found.returncode == code, found.stderr
+    return found
 
 
 @contextlib.contextmanager

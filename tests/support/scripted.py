@@ -59,6 +59,8 @@ class ScriptedEngine(ToyEngine):
         blocks = 4 * context_length // 8
         super().__init__(vocab_size=320, context_length=context_length, cache_blocks=blocks)
         self.rules: Sequence[Rule] = ()
+        self.script: list[int] | None = None
+        """The tokens of every answer, in place of the rules."""
         self.prompts: list[str] = []
         """The prompts of all answers so far."""
         self.encode: Callable[[str], list[int]] = lambda _: []
@@ -72,7 +74,7 @@ class ScriptedEngine(ToyEngine):
             self.prompts.append(prompt)
             answers = (rule(prompt) for rule in self.rules)
             answer = next((text for text in answers if text is not None), "")
-            self._started[id(table)] = end, self.tokens(answer)
+            self._started[id(table)] = end, self.script or self.tokens(answer)
         start, script = self._started[id(table)]
         rows = np.zeros((block.rows, self.vocab_size), np.float32)
         for row in range(block.rows):

@@ -3,14 +3,10 @@
 Each has what tells its form: marks, variables, and how the prompt ends. The rest is made up.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from gguf import TokenType
 
-from paceline.engines.base import Engine, StepResult
 from support.tiny import END, START, vocabulary, write_tiny
 
 _TURNS = (
@@ -84,35 +80,3 @@ def write_thinking(path: Path, template: str) -> Path:
         "tokenizer.chat_template": template,
     }
     return write_tiny(path, fields=fields)
-
-
-class Scripted:
-    """An engine whose model writes given tokens after any prompt, and then ends its answer.
-
-    A row picks the script's token at its position, whatever was drafted.
-    """
-
-    def __init__(self, engine: Engine, script: Sequence[int], end: int = 2) -> None:
-        self._engine = engine
-        self._end = end
-        self.script = list(script)
-        self._starts: dict[int, int] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def step(self, work: Sequence[Any]) -> StepResult:
-        result = self._engine.step(work)
-        logits = []
-        for slots, block in work:
-            ended = slots.length + len(block.tokens)
-            if block.prefill:
-                self._starts[id(slots)] = ended
-            start = self._starts.get(id(slots), ended)
-            rows = np.zeros((block.rows, self._engine.vocab_size), np.float32)
-            for row in range(block.rows):
-                place = ended - block.rows + row + 1 - start
-                known = 0 <= place < len(self.script)
-                rows[row, self.script[place] if known else self._end] = 20
-            logits.append(rows)
-        return result._replace(logits=logits, best=())

@@ -1,8 +1,6 @@
 """No module needs features of a single operating system."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import paceline
 from paceline.models import templates
 from paceline.system import processes
 from paceline.system.processes import TimeLimit, WorkerProcess
+from support.process import python
 
 SOURCE = Path(paceline.__file__).parent
 APART = {"system/machine.py", "system/guarded.py"}
@@ -75,11 +74,7 @@ def test_text_files_are_opened_with_an_explicit_encoding():
 
 
 def test_every_module_can_be_imported_without_posix():
-    child = subprocess.run(
-        [sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stderr[-2000:]
-    assert "paceline.server.run" in child.stdout.splitlines()
+    assert "paceline.server.run" in python("-c", WITHOUT_POSIX).stdout.splitlines()
 
 
 def test_a_process_without_alarm_is_killed_by_its_parent(monkeypatch: pytest.MonkeyPatch):

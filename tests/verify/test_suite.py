@@ -50,11 +50,19 @@ def test_an_invalid_prompt_line_is_reported_with_its_number(line: str, suite_fil
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_a_suite_without_prompts_is_rejected(content: bytes, tmp_path: Path):
-    path = tmp_path / "empty.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(InvalidRequest, match=f"{path}"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        *(("", "prompts.jsonl"), ("\n \n", "prompts.jsonl")),
+        ('{"id": "a", "prompt": "Hello"}\n' * 2, "two prompts have the id 'a'"),
+    ],
+)
+def test_a_suite_without_prompts_or_with_two_of_an_id_is_rejected(
+    content: str, reason: str, tmp_path: Path
+):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidRequest, match=reason):
         load_suite(path)
 
 
@@ -71,10 +79,3 @@ def test_a_prompt_may_be_only_the_users_text(tmp_path: Path):
     (prompt,) = load_suite(path).prompts
     assert (prompt.id, prompt.kind) == ("1", "any")
     assert prompt.messages == [{"role": "user", "content": "Hello"}]
-
-
-def test_duplicate_prompt_ids_are_rejected(tmp_path: Path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"id": "a", "prompt": "Hello"}\n{"id": "a", "prompt": "Hi"}\n')
-    with pytest.raises(InvalidRequest, match="two prompts have the id 'a'"):
-        load_suite(path)

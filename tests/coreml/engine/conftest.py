@@ -1,4 +1,5 @@
 import logging
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -6,6 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+
+@pytest.fixture
+def artifact(tiny_core_ml: Path, tmp_path: Path) -> Path:
+    """An artifact that a test may change: two packages of layers, two of the head."""
+    return Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Compiled shards are kept, and what is no whole compilation is not used; see `fake_mac.py`."""
 
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -29,11 +28,9 @@ __all__ = ["mac"]
 PACKAGES = 4
 
 
-@pytest.fixture
-def artifact(tiny_core_ml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An artifact that a test may change, of whose files no checksum is known."""
+@pytest.fixture(autouse=True)
+def without_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    return Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
 
 
 def opened(folder: Path, said: list[str] | None = None) -> Packages:

@@ -1,6 +1,5 @@
 """Compute units: from the command line to coremltools, on a Mac that is none."""
 
-import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,9 +33,8 @@ def test_compute_unit_names_match_everywhere():
 @pytest.mark.coreml
 @pytest.mark.parametrize("units", [None, *NAMES])
 def test_packages_are_loaded_for_the_requested_compute_units(
-    units: str | None, tiny_core_ml: Path, mac: FakeMac, tmp_path: Path
+    units: str | None, artifact: Path, mac: FakeMac
 ):
-    artifact = Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
     engine = open_engine("coreml", artifact, 192, EngineSettings(compute_units=units))
     assert {*mac.units} == {NAMES[units or "cpu-and-ne"]}
     assert engine.describe()["units"] == (units or "cpu-and-ne")

@@ -26,12 +26,6 @@ __all__ = ["mac"]
 TEXT = [5, 9, 2, 41, 17, 3]
 
 
-@pytest.fixture
-def artifact(tiny_core_ml: Path, tmp_path: Path) -> Path:
-    """An artifact that a test may change: two packages of layers, two of the head."""
-    return Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
-
-
 def opened(folder: Path) -> CoreMlEngine:
     engine = open_engine("coreml", folder, 192, EngineSettings())
     assert isinstance(engine, CoreMlEngine)

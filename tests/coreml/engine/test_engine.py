@@ -1,6 +1,5 @@
 """The engine for Core ML artifacts, rehearsed: against torch, and what it asks of its shards."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,7 @@ from paceline_coreml.engine.call import keep_best
 from paceline_coreml.engine.engine import CoreMlEngine
 from support import mil
 from support.coreml import STATIC, seal, tiny_artifact
+from support.engine_rows import rows_of
 
 pytestmark = pytest.mark.coreml
 
@@ -30,19 +30,6 @@ def engine(tiny_core_ml: Path) -> CoreMlEngine:
 def static(core_ml: Callable[..., Path]) -> Path:
     """An artifact with functions for two rows and for four."""
     return core_ml(tiny_artifact, **STATIC)
-
-
-def rows_of(engine: CoreMlEngine, text: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
-    """Logits of every row of a text, run in blocks of these lengths."""
-    found, at = [], 0
-    with closing(engine.open()) as sequence:
-        for count in cuts:
-            block = Block(text[at : at + count], count)
-            found.append(engine.step([(sequence, block)]).logits[0].copy())
-            sequence.commit(count)
-            at += count
-    assert at == len(text)
-    return np.concatenate(found)
 
 
 def test_engine_rows_match_the_layers_in_torch(engine: CoreMlEngine, tiny_core_ml: Path):
@@ -126,13 +113,12 @@ def test_a_tap_missing_from_the_artifact_is_rejected(tiny_core_ml: Path):
         CoreMlEngine(tiny_core_ml, EngineSettings(taps=(0, 1)))
 
 
-def test_an_unknown_operation_in_a_shard_is_named(tiny_core_ml: Path, tmp_path: Path):
+def test_an_unknown_operation_in_a_shard_is_named(artifact: Path):
     """It is found when the artifact is opened, not in the middle of an answer."""
-    folder = Path(shutil.copytree(tiny_core_ml, tmp_path / "artifact"))
     mil.edit(
-        next(folder.glob("layers-000-*")),
+        next(artifact.glob("layers-000-*")),
         lambda spec: setattr(mil.operation(spec, "softmax"), "type", "soft_guess"),
     )
-    seal(folder)
+    seal(artifact)
     with pytest.raises(ModelError, match=r"layers-000-002.mlpackage.*soft_guess"):
-        CoreMlEngine(folder)
+        CoreMlEngine(artifact)

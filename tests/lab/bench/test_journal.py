@@ -14,7 +14,6 @@ from paceline_lab.bench.record import Record, Row, here
 
 HEAD = Record("run", [], {"rounds": 2, "drafters": ["auto"]}, {"name": "m"}, **here())
 ROWS = [Row("one", "chat", name, {"ratio": [1.0, 2.5]}, {"depth": 3}) for name in ("plain", "auto")]
-VALUE = [row.as_dict() for row in ROWS]
 
 
 @pytest.fixture

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequest
 from paceline.storage.report import json_file
-from paceline_lab.bench.record import (
-    Record,
-    Row,
-    Spread,
-    here,
-    parse_record,
-    read_record,
-    spread,
-)
+from paceline_lab.bench.record import Record, Row, Spread, here, parse_record, read_record, spread
 
 texts = st.text(max_size=8)
 

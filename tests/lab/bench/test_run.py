@@ -5,9 +5,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.model import Model
 from paceline_lab.bench.ab_test import PLAIN, SINGLE_ROW
@@ -83,9 +80,3 @@ def test_a_run_with_different_tokens_fails(model: Model, suite_file: Path):
     assert not report.passed
     assert report.value["summary"]["same_tokens"] is False
     assert "NO" in {row[-1] for row in report.tables[-1][2]}
-
-
-def test_an_invalid_drafter_or_policy_is_rejected(model: Model, suite_file: Path):
-    for options in ({"drafter": ["magic"]}, {"policy": "best"}):
-        with pytest.raises(InvalidRequest):
-            bench(model, suite_file, **options)

@@ -45,8 +45,6 @@ def pieces(fields: Mapping[str, Any], text: str) -> list[str]:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Any:
-    """Our tokenizer of some metadata."""
-
     def opened(fields: Mapping[str, Any]) -> Tokenizer:
         path = tmp_path / "tokenizer.json"
         path.write_text(build_tokenizer(path, fields), encoding="utf-8")

@@ -54,7 +54,6 @@ LATE = "<instructions>\nL\n</instructions>"
 
 
 def chat_of(*turns: tuple[str, str] | dict[str, Any]) -> list[dict[str, Any]]:
-    """Messages of roles and texts."""
     return [
         turn if isinstance(turn, dict) else {"role": turn[0], "content": turn[1]} for turn in turns
     ]

@@ -74,9 +74,7 @@ def test_text_round_trips_unchanged(text: str):
     assert ChatTemplate(GOOD).render([{"role": "user", "content": text}]) == text
 
 
-def test_a_long_chat_renders_up_to_the_size_limit(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_long_chat_renders_up_to_the_size_limit(monkeypatch: pytest.MonkeyPatch):
     messages = [{"role": "user", "content": "x" * 100}] * 10_000
     assert ChatTemplate(GOOD).render(messages) == "x" * 1_000_000
     monkeypatch.setattr(templates, "CHARACTERS", 1000)

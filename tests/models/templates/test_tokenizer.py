@@ -18,20 +18,9 @@ from paceline.models.templates.marks import infill_of
 from paceline.models.templates.tokenizer import TokenBytes
 from paceline.runtime.model import Model
 from support.errors import raises
-from support.tiny import END, START, vocabulary
+from support.tiny import END, START, tokenizer_fields
 
 PRE = ("default", "llama3", "qwen2", "smollm")
-
-
-def fields(pre: str) -> dict[str, Any]:
-    tokens, types, merges = vocabulary()
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": merges,
-    }
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +31,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tokenizer]:
     def build(pre: str, **options: Any) -> Tokenizer:
         path = folder / f"{pre}.json"
         if not path.exists():
-            path.write_text(build_tokenizer(path, fields(pre)), encoding="utf-8")
+            fields = {**tokenizer_fields("llama"), "tokenizer.ggml.pre": pre}
+            path.write_text(build_tokenizer(path, fields), encoding="utf-8")
         return Tokenizer(path, **options)
 
     return build
@@ -83,9 +73,7 @@ def test_special_tokens_decode_to_nothing_and_added_words_to_text(build: Callabl
     assert tokenizer.token_id("<nothing>") is None
 
 
-def test_bos_is_added_once_and_only_to_a_whole_prompt(
-    build: Callable[..., Tokenizer],
-):
+def test_bos_is_added_once_and_only_to_a_whole_prompt(build: Callable[..., Tokenizer]):
     tokenizer = build("smollm", bos_token_id=1, add_bos=True)
     assert tokenizer.encode("ab", special=True) == [1, *tokenizer.encode("ab")]
     assert tokenizer.encode(f"{START}ab", special=True).count(1) == 1

@@ -92,13 +92,6 @@ def test_a_running_prefill_is_shared_up_to_its_progress(cache: PrefixCache, engi
         item.sequence.close()
 
 
-def test_entries_match_only_their_own_salt(cache: PrefixCache, engine: ToyEngine):
-    answered(cache, engine, TEXT, "mine")
-    assert answered(cache, engine, TEXT, "yours") == 0
-    assert answered(cache, engine, TEXT, "mine") == 32
-    assert len(cache) == 2
-
-
 def test_the_least_recently_used_entry_is_evicted_first(cache: PrefixCache, engine: ToyEngine):
     texts = [[number, *TEXT[:23]] for number in (1, 2, 3)]
     for text in texts:

@@ -3,8 +3,6 @@
 import errno
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +20,7 @@ from paceline.runtime.load import load
 from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from support.families import write_gguf_of
+from support.process import python
 from support.server import Running, running
 
 PROMPT = " ".join(f"{word} {number % 7}" for number, word in enumerate(["the", "rain", "a"] * 31))
@@ -101,10 +100,8 @@ with running(model, SETTINGS) as server:
         text, cached = ask(server, PROMPT + end, speculation={{"drafter": "ngram:min=1"}})
         print(repr((text, cached)))
 """
-    output = subprocess.run(
-        [sys.executable, "-c", again], capture_output=True, check=True, text=True
-    )
-    told = [eval(line) for line in output.stdout.splitlines() if line.startswith("(")]
+    lines = python("-c", again).stdout.splitlines()
+    told = [eval(line) for line in lines if line.startswith("(")]
     assert [text for text, _ in told] == plain
     assert all(cached > 250 for _, cached in told)
 

@@ -241,15 +241,3 @@ def test_a_long_prefill_does_not_delay_decoding_requests(
     assert len(reading.result().token_ids) <= 4
     writing.result()
     assert 0 < max(lengths) <= 512
-
-
-def test_random_cancellations_leak_no_slot(model: Model):
-    picked, free, asked = random.Random(1), model.engine.free_slots, list[Submitted]()
-    scheduler = model.open_scheduler()
-    scheduler.start()
-    for number in range(80):
-        asked.append(Submitted(model, PROMPTS[number % 5], **options_of(number)))
-        if picked.random() < 0.4:
-            picked.choice(asked).queued.cancel()
-    scheduler.close(grace=0.1)
-    assert model.engine.free_slots == free

@@ -150,9 +150,7 @@ def test_a_connection_beyond_the_limit_gets_a_clear_error(tmp_path: Path, cache:
         until(lambda: "connections are open" in command.said)  # it is written by another thread
 
 
-def test_a_client_that_does_not_read_the_end_of_a_response_is_disconnected(
-    server: Running,
-):
+def test_a_client_that_does_not_read_the_end_of_a_response_is_disconnected(server: Running):
     path = max(Path(page.__file__).parent.iterdir(), key=lambda item: item.stat().st_size)
     with socket.socket() as client:
         server.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

@@ -241,17 +241,6 @@ def test_a_required_key_is_requested_and_not_stored(page: "Page", module_model: 
         locked.rest()
 
 
-def test_an_error_is_shown_and_the_message_is_kept(page: "Page", server: Running):
-    opened(page, server.url)
-    ask(page, "a " * 2000)
-    alert(page, "context length")
-    assert page.get_by_label("Message", exact=True).input_value().startswith("a a")
-    assert page.locator("article").count() == 0
-    ask(page, "short", tokens=5)
-    ended(page)
-    assert page.locator("#alert").inner_text() == ""
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1200, "dark"), (2560, "light")])
 def test_the_page_is_accessible_and_send_stays_on_screen(
     page: "Page", scripted_server: Running, width: int, scheme: str

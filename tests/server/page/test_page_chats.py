@@ -145,9 +145,7 @@ def test_a_response_in_progress_stays_in_its_chat(page: "Page", slow: Running):
     assert page.get_by_role("button", name="Continue").is_visible()
 
 
-def test_a_chat_is_renamed_and_editing_a_question_branches_it(
-    talking: "Page",
-):
+def test_a_chat_is_renamed_and_editing_a_question_branches_it(talking: "Page"):
     talking.get_by_role("button", name="Rename Name a river.").focus()
     talking.keyboard.press("Enter")
     talking.keyboard.type("  Rivers ")

@@ -159,9 +159,7 @@ async def test_requests_for_a_loaded_model_overtake_only_for_a_while(loader: Loa
 
 
 @runs
-async def test_a_failed_load_fails_its_own_requests_and_can_be_retried(
-    loader: Loader,
-):
+async def test_a_failed_load_fails_its_own_requests_and_can_be_retried(loader: Loader):
     pool = loader.pool(max_loaded_models=2)
     await ask(pool, "a")
     asked = [asyncio.ensure_future(ask(pool, "broken")) for _ in range(2)]
