@@ -26,6 +26,7 @@ def mistralrs(path: Path, _: argparse.Namespace) -> Callable[[dict[str, Any]], A
     from mistralrs import ChatCompletionRequest, Runner, Which
 
     runner = Runner(which=Which.GGUF(str(path.parent), path.name))
+    sending = threading.Lock()  # the runner takes one request at a time, and runs them together
 
     def answer(body: dict[str, Any]) -> Answer:
         scored = body.get("logprobs", False)
@@ -36,12 +37,14 @@ def mistralrs(path: Path, _: argparse.Namespace) -> Callable[[dict[str, Any]], A
             temperature=0.0,
             logprobs=scored,
             top_logprobs=1 if scored else None,
+            stream=True,
         )
-        reply = runner.send_chat_completion_request(request)
-        choice = reply.choices[0]
-        first = choice.logprobs.content[0].logprob if scored else None
-        text = choice.message.content or ""
-        return text, reply.usage.completion_tokens, first
+        with sending:
+            stream = runner.send_chat_completion_request(request)
+        chunks = [*stream]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        first = chunks[0].choices[0].logprobs.logprob if scored else None
+        return text, chunks[-1].usage.completion_tokens, first
 
     return answer
 

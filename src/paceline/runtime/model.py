@@ -292,7 +292,7 @@ class Model:
 
         started = perf_counter()
         tokens, request = self._encode_prompt(prompt, request or self._request(options))
-        cached = self._owner is None  # answers of `fresh` models do not use earlier KV
+        cached = self._owner is None  # models of `without_history` do not use earlier KV
         return BatchRequest(self, tokens, request, cached=cached, started=started)
 
     # -- texts, tokens and vectors -----------------------------------------------------------------
