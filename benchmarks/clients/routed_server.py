@@ -10,7 +10,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from paceline.models import ModelEntry
-from paceline.server.router.pool import Limits
 from paceline.server.router.run import RouterServer
 from paceline.server.run import print_line
 from paceline.server.settings import Settings
@@ -27,7 +26,6 @@ def main() -> None:
             listed[0].name,
             ("--cache-tokens", "2048"),
             settings=Settings(),
-            limits=Limits(),
             listed=lambda: listed,
             on_line=print_line,
         ).run(signals=True)

@@ -29,7 +29,7 @@ Stateless = Annotated[
 class ConversionOptions:
     """The options of a conversion. Raises InvalidRequest if they contradict each other."""
 
-    weights: Weights = "int8"
+    weights: Annotated[Weights, Option()] = "int8"
     rows: Annotated[
         Any, declare.count(help="maximum rows per pass; default: 8", metavar="<int>")
     ] = None

@@ -225,12 +225,15 @@ def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         return {"text_config": inner | _rope_settings(inner)}
     if not isinstance(by_layer, dict):
         return {}
-    rope = by_layer.get("full_attention", by_layer)
-    settings = {name: rope.get(name) for name in ("rope_theta", "partial_rotary_factor")}
-    settings["rope_local_base_freq"] = by_layer.get("sliding_attention", {}).get("rope_theta")
-    if rope.get("rope_type", "default") != "default":
+    rope, sliding = by_layer.get("full_attention") or by_layer, by_layer.get("sliding_attention")
+    settings = {
+        "rope_theta": rope.get("rope_theta"),
+        "rope_local_base_freq": sliding and sliding.get("rope_theta"),
+        "partial_rotary_factor": by_layer.get("partial_rotary_factor"),
+    }
+    if rope.get("rope_type") not in (None, "default"):
         settings["rope_scaling"] = {**rope, "type": rope["rope_type"]}
-    return {name: value for name, value in settings.items() if name not in config and value}
+    return {name: value for name, value in settings.items() if value and config.get(name) is None}
 
 
 def one_line(error: BaseException) -> str:

@@ -247,6 +247,7 @@ def test_an_impossible_prompt_is_rejected_by_generate(
     assert "tokens and the context holds 512" in mistake(*common, said="x " * 3000)
     assert "cache_tokens" in mistake(*common, "--cache-tokens", 32, said="x " * 100)
     assert "use --cache-tokens " in mistake(*common, "--cache-tokens", 2**31 - 1)
+    assert "logit_bias names token 99999" in mistake(*common, "x", "--logit-bias", "99999=1")
 
 
 def test_binary_input_is_rejected(

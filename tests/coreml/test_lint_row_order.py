@@ -21,7 +21,6 @@ from paceline_coreml.lint.row_layout import (
     broadcast,
     check_contraction,
     check_normalized,
-    marks_of,
     reduce_axes,
     without_rows,
 )
@@ -165,7 +164,7 @@ def test_tracked_rows_match_the_emulator(tmp_path: Path):
     for name, numbers in found.items():
         layout = tracker.layouts[name]
         assert layout is not None, names[name]
-        np.testing.assert_array_equal(numbers, marks_of(layout, 7), names[name])
+        np.testing.assert_array_equal(numbers, marked(layout, 7), names[name])
 
 
 def attend(mb: Any, query: Any, key: Any, value: Any) -> Any:
@@ -218,6 +217,17 @@ def test_a_single_operation_is_checked(what: str, tmp_path: Path):
 
 
 # --- layouts
+
+
+def marked(layout: Layout, rows: int) -> np.ndarray:
+    """An array of the layout whose elements are their rows; 0 without rows."""
+    shape = [axis.before * (rows if axis.rows else 1) * axis.after for axis in layout.axes]
+    result = np.zeros(shape, np.int64)
+    for number, axis in enumerate(layout.axes):
+        if axis.rows:
+            along = np.arange(shape[number]) // axis.after % rows
+            result += along.reshape([-1 if n == number else 1 for n in range(len(shape))])
+    return result
 
 
 HEADS, DIM = Axis(4), Axis(16)

@@ -56,14 +56,17 @@ def planned(device: str) -> Callable[..., ComputePlan]:
     return record
 
 
-@pytest.mark.parametrize("stateless", [[], ["--stateless"]])
+@pytest.mark.parametrize(
+    ("shape", "stateless"),
+    [(SHAPE, []), (SHAPE, ["--stateless"]), (SHAPE.replace("T=4", "T=16"), ["--stateless"])],
+)
 def test_a_layer_with_random_weights_is_emulated(
-    stateless: list[str], capsys: pytest.CaptureFixture[str]
+    shape: str, stateless: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    assert main(["coreml", "probe", "--shape", SHAPE, "--json", "--quiet", *stateless]) == 0
+    assert main(["coreml", "probe", "--shape", shape, "--json", "--quiet", *stateless]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["stateless"] == bool(stateless)
-    assert value["shape"] == asdict(parse_shape(SHAPE))
+    assert value["shape"] == asdict(parse_shape(shape))
     assert value["units"] == "rehearsed"
     assert value["milliseconds"] > 0
     assert {check["name"]: check["passed"] for check in value["checks"]} == PASSED

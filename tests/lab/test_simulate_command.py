@@ -71,12 +71,16 @@ def test_a_simulation_report_has_figures_per_kind_and_in_total(texts: Path):
 
 
 def test_texts_are_listed_per_kind(texts: Path):
+    with texts.open("a") as file:  # as many texts as another kind has
+        file.write(json.dumps({"kind": "math", "prompt": [7, 8], "answer": [20, 21]}))
     record = parse_record(simulated(texts).value, "this")
     assert [(row.case, row.kind, row.contender) for row in record.rows] == [
-        ("1 texts", "code", PLAIN),
-        ("1 texts", "code", "ngram, fixed 5"),
-        ("2 texts", "chat", PLAIN),
-        ("2 texts", "chat", "ngram, fixed 5"),
+        ("1 texts of code", "code", PLAIN),
+        ("1 texts of code", "code", "ngram, fixed 5"),
+        ("2 texts of chat", "chat", PLAIN),
+        ("2 texts of chat", "chat", "ngram, fixed 5"),
+        ("1 texts of math", "math", PLAIN),
+        ("1 texts of math", "math", "ngram, fixed 5"),
     ]
     assert [row.facts["tokens"] for row in record.rows] == [30, 30, 6, 6]
 

@@ -229,6 +229,10 @@ def test_saved_responses_are_listed_and_deleted(keeping: Model):
     assert kept.bytes > 100
     (kept.paths[0] / ".counts.npz.1").symlink_to("replaced while they are listed")
     assert all_kept() == [kept]
+    (kept.paths[0] / "model.json").unlink()
+    log = kept.paths[0] / "answers.jsonl"  # as an earlier checkout left it
+    log.write_text('{"model": "an earlier one"}\n' + log.read_text())
+    assert [one.model for one in all_kept()] == ["an earlier one"]
     kept.remove()
     assert all_kept() == []
     keeping.generate(PROMPT, **ANSWER)  # it may still draft from memory

@@ -14,7 +14,7 @@ from paceline.errors import InvalidRequest, ModelError
 from paceline.server.run import print_line, request_log
 from paceline.server.settings import api_keys
 from paceline.storage.files import json_lines, read_json
-from paceline.storage.text import path_of, text_bytes, visible
+from paceline.storage.text import decode, path_of, text_bytes, visible
 from support.errors import raises
 
 TEXT = '{"role": "user", "content": "é"}'
@@ -68,6 +68,16 @@ def test_a_byte_order_mark_is_not_part_of_a_key(tmp_path: Path):
     (tmp_path / "keys").write_bytes(codecs.BOM_UTF8)
     with raises(InvalidRequest, "the API key is empty"):
         api_keys([], tmp_path / "keys", {})
+
+
+def test_a_few_invalid_bytes_are_replaced_with_a_warning():
+    lines: list[str] = []
+    assert decode(b"one\nt\xffwo", "it", lines.append) == "one\nt\ufffdwo"
+    assert lines == [
+        "[it is not UTF-8 text: line 2, byte 2 is 0xFF; such bytes, 1 in all, are read as U+FFFD]"
+    ]
+    with raises(ModelError, "it is not UTF-8 text: line 2, byte 2 is 0xFF; `iconv"):
+        decode(b"one\nt\xffwo", "it", error=ModelError)
 
 
 def test_a_chat_with_a_lone_surrogate_can_be_loaded_again(tmp_path: Path):

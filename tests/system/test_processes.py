@@ -1,8 +1,12 @@
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from paceline.system.processes import Finished, python, run_child
+from support.waiting import until
 
 
 def script(text: str) -> list[str]:
@@ -34,3 +38,25 @@ def test_a_failures_reason_is_the_last_nonempty_line_or_the_signal():
     assert run_child(script("import os; os.kill(os.getpid(), 9)")).reason == "ended by signal 9"
     with pytest.raises(FileNotFoundError):
         run_child(["/nowhere/program"])
+
+
+def test_ctrl_c_leaves_no_child_process(tmp_path: Path):
+    path, main = tmp_path / "pid", threading.get_ident()
+
+    def interrupt() -> None:
+        until(path.exists)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_child(
+            script(
+                "import os, pathlib, time; "
+                f"pathlib.Path({str(path) + '.part'!r}).write_text(str(os.getpid())); "
+                f"os.rename({str(path) + '.part'!r}, {str(path)!r}); time.sleep(600)"
+            )
+        )
+    thread.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(path.read_text()), 0)

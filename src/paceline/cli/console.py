@@ -97,8 +97,13 @@ def print_value(output: Output, value: Any, text: str) -> None:
         print(visible(text))
 
 
-def print_report(report: "Report", output: Output, path: Path | None = None) -> int:
-    """Print a report, and write it to `path`, whose journal is removed; return the exit code."""
+def print_report(
+    report: "Report", output: Output, path: Path | None = None, *, journal: bool = False
+) -> int:
+    """Print a report, and write it to `path`; return the exit code.
+
+    With `journal`, the command kept one beside `path`, which is removed.
+    """
     from paceline.storage.files import write_bytes, writing
     from paceline.storage.journals import journal_of
     from paceline.storage.report import json_file
@@ -106,7 +111,8 @@ def print_report(report: "Report", output: Output, path: Path | None = None) -> 
     if path is not None:
         with writing(path):
             write_bytes(path, json_file(report.value))
-            journal_of(path).unlink(missing_ok=True)
+            if journal:
+                journal_of(path).unlink(missing_ok=True)
     print_value(output, report.value, report.text)
     if not output.json:
         for title, head, rows in report.tables:

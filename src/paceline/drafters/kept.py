@@ -93,7 +93,7 @@ class KeptText:
         except OSError:
             raise
         except Exception as error:  # numpy does not document its errors for damaged files
-            raise ModelError(f"{path} is damaged: {error}") from error
+            raise ModelError(f"{path} is damaged; expected counts of saved answers") from error
         if identity != _identity(fingerprint, vocab_size):
             raise ModelError(f"{path} has counts of another model's answers, or another version")
         return cls(columns, vocab_size), log_bytes

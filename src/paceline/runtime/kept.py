@@ -9,6 +9,7 @@ Invariant: the history never changes a token or ends an answer: a read or write 
 line, and the answers continue without it.
 """
 
+import contextlib
 import json
 import threading
 from collections.abc import Sequence
@@ -183,8 +184,17 @@ class Stored:
 def all_kept() -> list[Stored]:
     """Return the saved answers of each model, by the model's name."""
     folders = (cache_dir() / FOLDER).glob("*")
-    kept = [Stored(model_named_in(folder / _MODEL), (folder,)) for folder in folders]
+    kept = [Stored(_name_of(folder), (folder,)) for folder in folders]
     return sorted((one for one in kept if one.bytes), key=lambda stored: stored.model)
+
+
+def _name_of(folder: Path) -> str:
+    name = model_named_in(folder / _MODEL)
+    if not name:  # the first line has the name in folders of earlier checkouts
+        faults = OSError, ValueError, LookupError, TypeError
+        with contextlib.suppress(*faults), (folder / _LOG).open("rb") as file:
+            name = str(json.loads(file.readline())["model"])
+    return name
 
 
 def model_named_in(path: Path) -> str:

@@ -76,11 +76,22 @@ _LOGPROBS = RANGES["logprobs"]
 Logprobs = Annotated[int, Field(ge=_LOGPROBS.min_value, le=_LOGPROBS.max_value)]
 """Number of most likely tokens in the list."""
 
+
+def _one(count: int) -> int:
+    if count != 1:
+        raise invalid(f"is {count}; expected 1, as this endpoint returns one answer")
+    return count
+
+
+OneAnswer = Annotated[int, AfterValidator(_one)]
+
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """OpenAI's reasoning efforts."""
 
 
 class Message(Body):
+    """A message of a chat."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
     reasoning_content: str | None = Field(
@@ -135,6 +146,8 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
+    """The structure of the answer."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
@@ -333,6 +346,8 @@ def refuse_fields_of_others(kind: type[Body], data: Any) -> None:
 
 
 class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, ge=-1)
     """-1 means no limit, as in llama.cpp; 0 computes only the prompt."""
@@ -397,6 +412,8 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
     prompt: Prompts = Field(min_length=1, max_length=_MAX_PROMPTS)
     max_tokens: int = Field(default=_DEFAULT_TOKENS, ge=-1)
     echo: bool = False
@@ -432,6 +449,8 @@ class CompletionBody(GenerationBody):
 
 
 class EmbeddingsBody(Body):
+    """POST /v1/embeddings."""
+
     model: str | None = None
     input: Prompts = Field(min_length=1, max_length=_MAX_TEXTS)
     encoding_format: Literal["float", "base64"] = "float"

@@ -45,8 +45,9 @@ def _to_int(value: Any) -> Any:
 
 
 class OneOf:
-    """Annotates a union of bodies by their field `type`; a body without fixed types has the others.
+    """Annotates a union of bodies by their field `type`.
 
+    A body without that field has the type of its name, or none; one with any text has the others.
     Errors name the tags, which are the names of classes; `_path` omits them.
     """
 
@@ -55,7 +56,7 @@ class OneOf:
         self._names: dict[str, str] = {}
         for name, kind in self._kinds.items():
             field = kind.model_fields.get("type")
-            fixed = get_args(field.annotation) if field else ()
+            fixed = get_args(field.annotation) if field else ("", name.lower())
             self._names |= dict.fromkeys(fixed, name)
             self._other = self._other if fixed else name
 
@@ -69,7 +70,7 @@ class OneOf:
 
     def _tag(self, value: Any) -> str | None:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return self._names.get(kind if isinstance(kind, str) else "", self._other)
+        return self._names.get("" if kind is None else str(kind), self._other)
 
 
 def invalid(message: str) -> PydanticCustomError:

@@ -256,6 +256,8 @@ def serve(model: Model, settings: Settings, **options: Any) -> None:
 
 
 class Server(HttpServer):
+    """The server of a model."""
+
     def __init__(self, model: Model, settings: Settings) -> None:
         model.open_drafters(settings.drafter, "auto")  # a request may name either
         super().__init__(settings)

@@ -104,7 +104,8 @@ def probe(
 
     progress = progress_of(output)
     probing = ProbeOptions(progress, units)
-    recipe = ConversionOptions(weights, rows=rows, slots=slots, stateless=stateless)
+    functions = (rows,) if rows and stateless else None
+    recipe = ConversionOptions(weights, rows, functions, stateless=stateless, slots=slots)
     if model is None and shape is not None:
         with scratch(temporary):
             return print_report(probe_shape(parse_shape(shape), recipe, probing), output)

@@ -99,7 +99,7 @@ def probe_shape(shape: LayerShape, recipe: ConversionOptions, probing: ProbeOpti
     with tempfile.TemporaryDirectory() as folder:
         source = random_model(shape, Path(folder))
         recipe = ConversionOptions(
-            recipe.weights, rows=shape.T, slots=shape.S, stateless=recipe.stateless
+            recipe.weights, functions=(shape.T,), slots=shape.S, stateless=recipe.stateless
         )
         probed = probe_layer(source, open_model(source, recipe), 0, shape.T, probing)
     return replace(probed, value={**probed.value, "shape": asdict(shape)})

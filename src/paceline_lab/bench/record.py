@@ -143,12 +143,6 @@ class Record:
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str | int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for two rows of one case and contender."""
-        for (case, contender), count in Counter(row.key for row in self.rows).items():
-            if count > 1:
-                raise ValueError(f"rows: {case!r} by {contender!r} is there twice")
-
     @property
     def contenders(self) -> list[str]:
         """The contenders, in the order of their first rows."""
@@ -216,7 +210,11 @@ def parse_record(value: Any, name: str) -> Record:
             f"{name} has version {value.get('version')!r} of the form; this paceline reads version "
             f"{VERSION}"
         )
-    return validated(Record, {**dict.fromkeys(_HEAD), **value}, name)
+    record = validated(Record, {**dict.fromkeys(_HEAD), **value}, name)
+    for (case, contender), count in Counter(row.key for row in record.rows).items():
+        if count > 1:
+            raise InvalidRequest(f"{name}: rows: {case!r} by {contender!r} is there twice")
+    return record
 
 
 def _reject_constant(text: str) -> None:

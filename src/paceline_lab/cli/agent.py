@@ -108,4 +108,4 @@ def agent(
     tables = [table for name in names for table in tables_of(name, rows, totals[name])]
     text = "\n".join([*map(str, skipped), *failed])
     report = Report(record.as_dict(), passed, text, tables)
-    return print_report(report, output, result)
+    return print_report(report, output, result, journal=True)

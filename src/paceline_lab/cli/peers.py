@@ -114,7 +114,7 @@ def peers(
     record = replace(head, rows=rows, summary=facts)
     text = "\n".join(map(str, skipped))
     report = Report(record.as_dict(), is_exact(rows), text, [*tables(rows)])
-    return print_report(report, output, result)
+    return print_report(report, output, result, journal=True)
 
 
 def _is_url(name: str) -> bool:

@@ -74,7 +74,7 @@ def run(
             output=result,
             progress=progress,
         )
-        return print_report(report, output, result)
+        return print_report(report, output, result, journal=True)
     drafter = drafter or ["auto"]
     prompts = chosen_prompts(measurement.suite, limit)
     sampling: Options = {"temperature": temperature, "seed": seed} if temperature else {}
@@ -135,4 +135,4 @@ def run(
         tables.append(case_table(rows))
     text = "\n".join([*map(str, skipped), *notes(rows)])
     report = Report(record.as_dict(), all_same_tokens(rows), text, tables)
-    return print_report(report, output, result)
+    return print_report(report, output, result, journal=True)

@@ -106,4 +106,4 @@ def sweep(
         "\n".join(verdicts(record.rows)),
         tables=[case_table(record.rows), *([DEPTHS] if depth else [])],
     )
-    return print_report(report, output, result)
+    return print_report(report, output, result, journal=True)

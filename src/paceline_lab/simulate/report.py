@@ -60,7 +60,8 @@ class Total:
             "tokens": sum(len(recording.answer) for recording in recordings),
             "prompt_tokens": sum(len(recording.prompt) for recording in recordings),
         }
-        case, single = f"{len(recordings)} texts", {name: [one] for name, one in measures.items()}
+        case = f"{len(recordings)} texts of {kind}"
+        single = {name: [one] for name, one in measures.items()}
         return Row(case, kind, contender, single, counts=counts, facts=facts)
 
 

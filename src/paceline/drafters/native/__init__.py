@@ -59,7 +59,8 @@ class _Kind:
         if max(file.taps) >= sizes.layers:
             raise ModelError(
                 f"{file.path} is a drafter for another target: it reads states after layer "
-                f"{max(file.taps)}, and {target.name} has {sizes.layers} layers"
+                f"{max(file.taps)}, and {target.name} has {sizes.layers} layers; use a drafter for "
+                "this model"
             )
         return file
 

@@ -32,6 +32,8 @@ _PATH = re.compile(r"(input|questions)[^\s:]*(?=:)")
 
 
 class DecisionsBody(Body):
+    """POST /v1/decisions."""
+
     model: str | None = None
     input: InputItems
     questions: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_QUESTIONS)
@@ -97,6 +99,8 @@ _SYSTEM_ONE_PATH = re.compile(r"^questions\[(\d+)\](\.(choices|levels)[^\s:]*)?"
 
 
 class SystemOneBody(Body):
+    """POST /v1/systemone."""
+
     model: str | None = None
     state: str | dict[str, Any] | list[Any]
     """The input: text, or JSON that the model reads as text."""

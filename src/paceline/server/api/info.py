@@ -43,6 +43,8 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
+    """POST /detokenize."""
+
     model: str | None = None
     tokens: list[int]
 

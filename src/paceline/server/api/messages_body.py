@@ -19,6 +19,7 @@ from paceline.server.body import (
     GenerationBody,
     Message,
     NamedSchema,
+    OneAnswer,
     ResponseFormat,
 )
 from paceline.server.errors import ApiError
@@ -42,16 +43,22 @@ _EFFORTS = {"max": "xhigh"}
 
 
 class TextBlock(Body):
+    """Text."""
+
     type: Literal["text"]
     text: str
 
 
 class ThinkingBlock(Body):
+    """Thoughts of an earlier answer."""
+
     type: Literal["thinking"]
     thinking: str = ""
 
 
 class ToolUseBlock(Body):
+    """A call of an earlier answer."""
+
     type: Literal["tool_use"]
     id: str
     name: str
@@ -60,6 +67,8 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
+    """The result of a tool call."""
+
     type: Literal["tool_result"]
     tool_use_id: str
     content: Text = ""
@@ -85,6 +94,8 @@ def _is_billing(block: dict[str, Any]) -> bool:
 
 
 class Turn(Body):
+    """A message."""
+
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         list[Block], BeforeValidator(_blocks, json_schema_input_type=str | list[Block])
@@ -109,23 +120,31 @@ class ToolChoice(Body):
 
 
 class ThinkingOptions(Body):
+    """Turns reasoning on or off."""
+
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
 
 
 class OutputFormat(Body):
+    """The structure of the answer."""
+
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputOptions(Body):
+    """Options of the answer."""
+
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class MessagesBody(GenerationBody):
+    """POST /v1/messages."""
+
     blocks: ClassVar[bool] = True
 
-    n: int = Field(default=1, ge=1, le=1)
+    n: OneAnswer = 1
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Annotated[
         Text, BeforeValidator(_without_billing, json_schema_input_type=str | list[Any])

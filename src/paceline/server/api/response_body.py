@@ -14,6 +14,7 @@ from paceline.server.body import (
     Logprobs,
     Message,
     NamedSchema,
+    OneAnswer,
     ResponseFormat,
 )
 from paceline.server.errors import ApiError
@@ -28,12 +29,16 @@ CALLABLE = ("function", "custom", "namespace")
 
 
 class Format(Body):
+    """The structure of the text."""
+
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class TextOptions(Body):
+    """Options of the text."""
+
     format: Format = Format()
 
 
@@ -50,11 +55,15 @@ InputItems = Annotated[
 
 
 class Reasoning(Body):
+    """Options of the model's thoughts."""
+
     effort: Effort | None = None
 
 
 class ResponsesBody(GenerationBody):
-    n: int = Field(default=1, ge=1, le=1)
+    """POST /v1/responses."""
+
+    n: OneAnswer = 1
     input: InputItems
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=-1)

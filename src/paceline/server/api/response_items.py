@@ -73,6 +73,8 @@ class ToolChoice(Body):
 
 
 class Place(NamedTuple):
+    """The place of a function in the API."""
+
     namespace: str | None
     name: str
     custom: bool = False
@@ -147,6 +149,8 @@ class OfferedTools:
 
 
 class FunctionCallItem(Body):
+    """A function call of an earlier answer."""
+
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -157,6 +161,8 @@ class FunctionCallItem(Body):
 
 
 class FunctionOutputItem(Body):
+    """The output of a function call."""
+
     type: Literal["function_call_output"]
     call_id: str
     output: Text
@@ -169,6 +175,8 @@ class ReasoningText(Body):
 
 
 class ReasoningItem(Body):
+    """The thoughts of an earlier answer."""
+
     type: Literal["reasoning"]
     summary: list[ReasoningText] = Field(default=[])
     content: list[ReasoningText] = Field(default=[])
@@ -189,6 +197,8 @@ class ReasoningItem(Body):
 
 
 class ItemReference(Body):
+    """An item of a stored response."""
+
     type: Literal["item_reference"]
     id: str
 

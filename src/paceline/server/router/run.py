@@ -289,6 +289,8 @@ def _labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
 
 
 class RouterServer(HttpServer):
+    """The server of several models."""
+
     name = "all models"
     descriptors = 2
 
