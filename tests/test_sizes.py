@@ -30,17 +30,17 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_183,
-    "src/paceline": 35_204,
+    "src": 55_271,
+    "src/paceline": 35_289,
     "src/paceline/decoding": 2_150,
-    "src/paceline/drafters": 2_562,
+    "src/paceline/drafters": 2_563,
     "src/paceline/engines": 4_914,
     "src/paceline/models": 4_490,
-    "src/paceline/runtime": 4_765,
-    "src/paceline/server": 6_762,
-    "src/paceline/cli": 3_998,
-    "src/paceline_mlx": 4_009,
-    "tests": 48_737,
+    "src/paceline/runtime": 4_775,
+    "src/paceline/server": 6_830,
+    "src/paceline/cli": 4_004,
+    "src/paceline_mlx": 4_012,
+    "tests": 48_800,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -72,7 +72,7 @@ def test_a_simulation_report_has_figures_per_kind_and_in_total(texts: Path):
 
 def test_texts_are_listed_per_kind(texts: Path):
     with texts.open("a") as file:  # as many texts as another kind has
-        file.write(json.dumps({"kind": "math", "prompt": [7, 8], "answer": [20, 21]}))
+        file.write(json.dumps({"kind": "math", "prompt": [7, 8], "answer": [20, 21]}) + "\n")
     record = parse_record(simulated(texts).value, "this")
     assert [(row.case, row.kind, row.contender) for row in record.rows] == [
         ("1 texts of code", "code", PLAIN),
@@ -82,7 +82,7 @@ def test_texts_are_listed_per_kind(texts: Path):
         ("1 texts of math", "math", PLAIN),
         ("1 texts of math", "math", "ngram, fixed 5"),
     ]
-    assert [row.facts["tokens"] for row in record.rows] == [30, 30, 6, 6]
+    assert [row.facts["tokens"] for row in record.rows] == [30, 30, 6, 6, 2, 2]
 
 
 def test_simulating_a_table_needs_no_model(texts: Path, toy_table: Path):

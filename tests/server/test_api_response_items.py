@@ -1,11 +1,13 @@
 """Responses with tools, reasoning and state: items, events and storage. A scripted model."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from starlette.requests import Request
 
 from paceline.server import response_store
 from paceline.server.body import Message
@@ -325,7 +327,8 @@ def test_the_response_store_is_bounded_and_evicts_the_least_recently_used(
     left = [name for name in "abcdefgh" if (0, name) in store._stored]
     assert left == ["a", "f", "g", "h"]
     for name in left:
-        store.response(0, name, delete=True)
+        scope = {"type": "http", "method": "DELETE", "path_params": {"response_id": name}}
+        asyncio.run(store.reply(Request(scope)))
     assert store._size == 0
 
 

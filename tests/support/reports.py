@@ -21,7 +21,7 @@ def report_of(
     """Return the report that a command prints; it gets its model from `load`."""
     reports: list[Report] = []
 
-    def collect(report: Report, *_: Any) -> int:
+    def collect(report: Report, *_: Any, **__: Any) -> int:
         reports.append(report)
         return 0
 

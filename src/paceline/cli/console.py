@@ -102,7 +102,7 @@ def print_report(
 ) -> int:
     """Print a report, and write it to `path`; return the exit code.
 
-    With `journal`, the command kept one beside `path`, which is removed.
+    With `journal`, also remove the journal that the command kept for it.
     """
     from paceline.storage.files import write_bytes, writing
     from paceline.storage.journals import journal_of
