@@ -1,9 +1,8 @@
 """All-pairs coverage: far fewer cases than a product, and any two values still meet."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from itertools import combinations, product
-from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ def pairs(*axes: Sequence[Hashable]) -> list[tuple[Any, ...]]:
 
     A covering array of strength two, greedy and always the same:
 
-        pairs("ab", "xy", (1, 2))     a x 2    a y 1    b x 1    b y 2     4 rows of the 8
+        pairs("ab", "xy", (1, 2))     a x 1    a y 2    b x 2    b y 1     4 rows of the 8
     """
     # In order, so that every row begins with the first pair that is in none yet.
     missing = dict.fromkeys(
@@ -22,27 +21,39 @@ def pairs(*axes: Sequence[Hashable]) -> list[tuple[Any, ...]]:
         for i, j in combinations(range(len(axes)), 2)
         for one, other in product(axes[i], axes[j])
     )
-    draw, rows = Random(1), []
+    uses = Counter[tuple[int, Hashable]]()
+    rows = []
     while missing:
-        begun = dict(next(iter(missing)))
-        drawn = [
-            tuple(begun.get(at, draw.choice(axis)) for at, axis in enumerate(axes))
-            for _ in range(60)
-        ]
-        best = max(drawn, key=lambda row: len(_pairs(row) & missing.keys()))
-        rows.append(best)
-        for pair in _pairs(best):
+        row = dict(next(iter(missing)))
+        for axis in sorted(range(len(axes)), key=lambda axis: -len(axes[axis])):
+            if axis not in row:
+                row[axis] = max(
+                    axes[axis],
+                    key=lambda value, axis=axis, row=row: (
+                        sum(pair in missing for pair in _pairs({**row, axis: value}, axis)),
+                        -uses[axis, value],
+                    ),
+                )
+        uses.update(row.items())
+        for pair in combinations(sorted(row.items(), key=lambda item: item[0]), 2):
             missing.pop(pair, None)
+        rows.append(tuple(row[axis] for axis in range(len(axes))))
     return rows
 
 
-def _pairs(row: Sequence[Hashable]) -> set[Any]:
-    return {*combinations(enumerate(row), 2)}
+def _pairs(row: dict[int, Hashable], axis: int) -> list[tuple[Any, Any]]:
+    """A row's pairs that an axis is part of."""
+    here = (axis, row[axis])
+    return [
+        (there, here) if there[0] < axis else (here, there)
+        for there in row.items()
+        if there[0] != axis
+    ]
 
 
 def covering(rows: Sequence[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
     """Return a subset of the rows with every pair of values that occurs in a row."""
-    pairs_of = {row: _pairs(row) for row in rows}
+    pairs_of = {row: {*combinations(enumerate(row), 2)} for row in rows}
     missing = set[Any]().union(*pairs_of.values())
     chosen = set()
     while missing:
