@@ -30,7 +30,7 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_271,
+    "src": 55_279,
     "src/paceline": 35_289,
     "src/paceline/decoding": 2_150,
     "src/paceline/drafters": 2_563,
@@ -40,7 +40,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/server": 6_830,
     "src/paceline/cli": 4_004,
     "src/paceline_mlx": 4_012,
-    "tests": 48_800,
+    "tests": 48_811,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -41,8 +41,11 @@ class Reference:
         layers: int | None = None,
         soft: bool = False,
         dtype: torch.dtype = torch.float32,
+        half_weights: bool = False,
     ) -> None:
         """Load the first `layers` layers, or all; with `soft`, ZAYA's rows use all experts.
+
+        With `half_weights`, weights are rounded to float16, as an uncompressed package has them.
 
         Raises ModelError if transformers cannot load it, or a weight is missing.
         """
@@ -79,6 +82,9 @@ class Reference:
         for name, buffer in self._model.named_buffers():
             if name in stored:
                 buffer.copy_(stored[name])
+        if half_weights:
+            for weight in self._model.parameters():
+                weight.data.copy_(weight.data.half())
         self._model.eval()
         self._layers = self._model.get_decoder().layers
         if soft:

@@ -146,7 +146,7 @@ def probe_layer(
         probing.progress.task(f"probing {name}"),
         tempfile.TemporaryDirectory() as work,
     ):
-        compared = _rows_of(source, family, layer, sizes)
+        compared = _rows_of(source, model, layer, sizes)
         artifact = _convert(model, layer, Path(work), sizes)
         checks: list[Check] = []
         for check in _checks(artifact, family, compared, probing):
@@ -195,9 +195,12 @@ def _check_task(source: Source, model: OpenModel) -> None:
         raise InvalidRequest(f"{source.name} is for {task}; expected a model for {CAUSAL_LM}")
 
 
-def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _Rows:
+def _rows_of(source: Source, model: OpenModel, layer: int, sizes: ShardSizes) -> _Rows:
     """Return random tokens' rows before a layer, and transformers' rows after it."""
-    embeddings, shape = family.embeddings().numpy(), family.shape
+    family = model.family
+    is_soft = model.options.routing == "soft"
+    load = partial(Reference, source.checkpoint, layers=layer + 1, soft=is_soft, half_weights=True)
+    embeddings, shape = family.embeddings().half().float().numpy(), family.shape
     # float16 and a norm's epsilon turn low-norm tokens, hardly trained ones, into noise.
     by_norm = np.argsort(np.linalg.norm(embeddings, axis=1), kind="stable")
     # At least two passes.
@@ -211,8 +214,7 @@ def _rows_of(source: Source, family: Family, layer: int, sizes: ShardSizes) -> _
     # transformers does not return the extra channels of a family's stream.
     before = run_layers(family, range(layer), stream, conv_slots=sizes.conv_slots, rows=sizes.rows)
     expected, half = (
-        Reference(source.checkpoint, layers=layer + 1, dtype=dtype).run(tokens).streams[layer + 1]
-        for dtype in (torch.float32, torch.float16)
+        load(dtype=dtype).run(tokens).streams[layer + 1] for dtype in (torch.float32, torch.float16)
     )
     return _Rows(tokens, before, expected, half)
 
