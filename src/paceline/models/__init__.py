@@ -19,7 +19,7 @@ from paceline.models.installed import (
 from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Pooling, read_manifest
 from paceline.models.names import CORE_ML_SUFFIX, DEFAULT_MODEL, settings_of
 from paceline.models.prepare import core_ml_folder
-from paceline.models.resolver import open_origin, pull, resolve, resolve_drafter
+from paceline.models.resolver import cached_drafter, open_origin, pull, resolve, resolve_drafter
 from paceline.models.templates import ChatTemplate, start_templates
 from paceline.models.templates.marks import Thinking, infill_of
 from paceline.models.templates.tokenizer import TokenBytes, Tokenizer, check_unicode

@@ -92,7 +92,7 @@ class FolderTensors(Mapping[str, Tensor]):
             )
         packing, tensor = self._packing(name), self._stored(name)
         if packing is not None:
-            _, scales, biases = _parts(name)
+            _, scales, biases, _ = _parts(name)
             added = self._stored(biases) if biases in self._files else None
             tensor = dequantize(tensor, self._stored(scales), added, packing)
         elif tensor.shape != self._shapes.get(name, tensor.shape):
@@ -110,23 +110,21 @@ class FolderTensors(Mapping[str, Tensor]):
 
         Reads only the files' headers.
         """
-        words, scales, biases = (self._header(part) for part in _parts(name))
+        words, scales, biases, factor = (self._header(part) for part in _parts(name))
         assert words is not None
         shape = self._shapes.get(name)
-        # mlx-lm's experts in nvfp4 may have one more factor.
-        is_scaled = f"{name.removesuffix('weight')}global_scale" in self._files
         if words.kind in FLOATS:
             # MLX stores the taps of a convolution before its input channels.
             for_mlx = shape and len(shape) == 3 and (shape[0], shape[2], shape[1])
             if shape is None or words.shape in (shape, for_mlx):
                 return None
-        elif shape is not None and scales is not None and not is_scaled:
+        elif shape is not None and scales is not None and factor is None:
             packing = packing_of(shape, words, scales, biases)
             if packing is not None:
                 return packing
         found = f"{list(words.shape)} {words.kind}"
         found += f" with scales {list(scales.shape)} {scales.kind}" if scales is not None else ""
-        found += " and a global_scale" if is_scaled else ""
+        found += " and a global_scale" if factor is not None else ""
         expected = f"{list(shape)} floats" if shape is not None else "floats"
         raise ModelError(
             f"{self._folder} has {name} as {found}; expected {expected} for its {CONFIG}, or a "
@@ -150,10 +148,13 @@ class FolderTensors(Mapping[str, Tensor]):
         return f", not weights quantized with {method!r}" if method else ""
 
 
-def _parts(name: str) -> tuple[str, str, str]:
-    """Return the names of a tensor, its scales and its biases, if mlx-lm quantized it."""
+def _parts(name: str) -> tuple[str, str, str, str]:
+    """Return the names of a tensor, its scales, its biases and its factor, if mlx-lm quantized it.
+
+    Only experts in nvfp4 may have a factor, which conversion does not read.
+    """
     stem = name.removesuffix("weight")
-    return name, f"{stem}scales", f"{stem}biases"
+    return name, f"{stem}scales", f"{stem}biases", f"{stem}global_scale"
 
 
 def read_checkpoint(folder: Path) -> tuple[Any, FolderTensors]:

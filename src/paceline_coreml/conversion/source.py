@@ -14,7 +14,7 @@ from paceline.models import (
     Facts,
     ModelFiles,
     Progress,
-    list_drafters,
+    cached_drafter,
     open_origin,
     published,
     resolve_drafter,
@@ -80,8 +80,7 @@ def _target_of_drafter(name: str) -> str | None:
     for drafter in published.registry().drafters:
         if drafter.name == name:
             return drafter.target
-    folders = {drafter.name: drafter.folder for drafter in list_drafters()}
-    folder = Path(name) if Path(name).is_dir() else folders.get(name)
+    folder = Path(name) if Path(name).is_dir() else cached_drafter(name, gguf=False)
     return "another model" if folder and read_facts(folder) else None
 
 
