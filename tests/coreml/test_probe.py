@@ -80,11 +80,12 @@ def test_a_model_layer_is_compared_with_transformers(source: Source, layer: int)
     assert (probed.value["layer"], probed.value["rows"]) == (layer, 4)
 
 
-def test_a_layer_with_convolution_states_and_experts_is_probed(tmp_path: Path):
+@pytest.mark.parametrize("routing", ["top-1", "soft"])
+def test_a_layer_with_convolution_states_and_experts_is_probed(tmp_path: Path, routing: Any):
     source = tiny_source(tmp_path, tiny_checkpoint(tmp_path / "zaya", "zaya"))
-    model = open_model(source, ConversionOptions(slots=64, weights="f16"))
-    probed = probe_layer(source, model, 1, 4, OPTIONS)
-    assert set(results(probed).values()) == {True, None}
+    options = ConversionOptions(slots=64, weights="f16", routing=routing)
+    probed = probe_layer(source, open_model(source, options), 1, 4, OPTIONS)
+    assert results(probed) == PASSED
 
 
 def test_a_layer_off_the_neural_engine_or_failing_in_core_ml_fails_its_check(

@@ -213,10 +213,17 @@ def input_shapes(
 
 
 def convert_layers(
-    family: Family, start: int, end: int, *, sizes: ShardSizes, taps: Sequence[int] = ()
+    family: Family,
+    start: int,
+    end: int,
+    *,
+    sizes: ShardSizes,
+    taps: Sequence[int] = (),
+    rounded: bool = True,
 ) -> Any:
-    """Convert layers [start, end) to a float16 ML program with `hidden` in, `out_hidden` out.
+    """Convert layers [start, end) to an ML program with `hidden` in, `out_hidden` out.
 
+    It computes in float16, or in float32 if not `rounded`; inputs, outputs and states are float16.
     Every layer N of `taps`, except the last layer, adds an output `tap_N`, [1, hidden_size, T, 1].
     """
     import coremltools as ct
@@ -238,6 +245,7 @@ def convert_layers(
             *(() if outside is None else outside.outputs),
         ],
         states=states,
+        rounded=rounded,
     )
 
 
@@ -263,6 +271,7 @@ def _converted(
     *,
     outputs: Sequence[str],
     states: Sequence[Any],
+    rounded: bool = True,
 ) -> Any:
     import coremltools as ct
 
@@ -280,7 +289,7 @@ def _converted(
             states=list(states) or None,
             convert_to="mlprogram",
             minimum_deployment_target=ct.target.iOS18,
-            compute_precision=ct.precision.FLOAT16,
+            compute_precision=ct.precision.FLOAT16 if rounded else ct.precision.FLOAT32,
             compute_units=ct.ComputeUnit.CPU_AND_NE,
             skip_model_load=True,
         )

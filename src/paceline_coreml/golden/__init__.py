@@ -58,7 +58,7 @@ from paceline_coreml.golden.checks import (
 )
 from paceline_coreml.golden.compare import TOP, Parity, centred, parity
 from paceline_coreml.golden.drafter import compare_drafter
-from paceline_coreml.golden.reference import Reference, ReferenceOutput
+from paceline_coreml.golden.reference import Floats, Reference, ReferenceOutput
 from paceline_coreml.golden.run_shards import (
     LOGITS,
     embed,
@@ -102,11 +102,13 @@ def report(
     check_sizes(opened, checkpoint, family)
     texts = texts_for(opened, tokens)
     inputs, rows = [text.tokens for text in texts], row_names(texts)
+    # A classifier's embeddings are only checked by its labels.
+    embedded = [] if opened.labels else [embed(opened, text) for text in texts]
     graph_faults = [*tokenizer_faults(opened, checkpoint), *file_faults(opened, family)]
     soft = read_json(artifact / MANIFEST).get("recipe", {}).get("routing") == "soft"
     with progress.task(f"running {checkpoint.name} with transformers"):
         original, reference, half, stored_faults = _references(
-            opened, checkpoint, family, inputs, soft=soft
+            opened, checkpoint, family, inputs, embedded, soft=soft
         )
     layers: list[LayerCheck] = []
     if opened.labels:
@@ -119,8 +121,8 @@ def report(
         modes |= run_engine(opened, texts, rounding, progress)
         widths = [opened.decode_rows]
         (graph,) = run_shards(opened, texts, "f32", progress, widths=widths).values()
-        embedded = {EMBEDDINGS: np.concatenate([embed(opened, text) for text in texts])}
-        layers += check_layers(opened, rows, {**embedded, **graph}, reference)
+        before = {EMBEDDINGS: np.concatenate(embedded)}
+        layers += check_layers(opened, rows, {**before, **graph}, reference)
     ways = [agreement(mode, outputs, blocks) for mode, outputs in modes.items()]
     logits = check_logits(rows, graph, reference)
     graph_faults += [*layer_faults(layers), *logits.faults(), *stored_faults]
@@ -186,19 +188,20 @@ def _references(
     checkpoint: Path,
     family: Family,
     texts: Sequence[Sequence[int]],
+    embedded: Sequence[Floats],
     *,
     soft: bool,
 ) -> tuple[ReferenceOutput, ReferenceOutput, ReferenceOutput, list[str]]:
     """Run the texts with transformers.
 
-    Returns the outputs with the checkpoint's weights, with the artifact's in float32 and in
-    float16, and the faults of the artifact's weights.
+    Returns the outputs with the checkpoint's weights, with the artifact's weights and embeddings
+    in float32 and in float16, and the faults of the artifact's weights.
     """
     with tempfile.TemporaryDirectory() as folder:
         faults = write_stored(artifact, checkpoint, family, Path(folder))
         original = Reference(checkpoint, artifact.task, soft=soft).run_all(texts)
         stored, half = (
-            Reference(Path(folder), artifact.task, soft=soft, dtype=dtype).run_all(texts)
+            Reference(Path(folder), artifact.task, soft=soft, dtype=dtype).run_all(texts, embedded)
             for dtype in (torch.float32, torch.float16)
         )
     return original, stored, half, faults

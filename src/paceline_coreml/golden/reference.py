@@ -41,11 +41,8 @@ class Reference:
         layers: int | None = None,
         soft: bool = False,
         dtype: torch.dtype = torch.float32,
-        half_weights: bool = False,
     ) -> None:
         """Load the first `layers` layers, or all; with `soft`, ZAYA's rows use all experts.
-
-        With `half_weights`, weights are rounded to float16, as an uncompressed package has them.
 
         Raises ModelError if transformers cannot load it, or a weight is missing.
         """
@@ -82,9 +79,6 @@ class Reference:
         for name, buffer in self._model.named_buffers():
             if name in stored:
                 buffer.copy_(stored[name])
-        if half_weights:
-            for weight in self._model.parameters():
-                weight.data.copy_(weight.data.half())
         self._model.eval()
         self._layers = self._model.get_decoder().layers
         if soft:
@@ -92,8 +86,14 @@ class Reference:
                 layer.mlp.forward = partial(_soft, layer.mlp)
 
     @torch.no_grad()
-    def run(self, tokens: Sequence[int]) -> ReferenceOutput:
-        """Run a whole text in one forward pass, without a KV cache."""
+    def run(
+        self, tokens: Sequence[int], stream: Floats | None = None, *, layer: int = 0
+    ) -> ReferenceOutput:
+        """Run a whole text in one forward pass, without a KV cache.
+
+        With `stream`, [n, hidden_size], `layer` runs on it: on the very rows that a package has.
+        Else a small difference before a layer, such as rounded embeddings, grows in its router.
+        """
         streams: list[Floats] = []
 
         def record(hidden: Any) -> None:
@@ -105,7 +105,13 @@ class Reference:
         def after(_layer: Any, _args: Any, out: Any) -> None:
             record(out[0] if isinstance(out, tuple) else out)  # some also return a router's state
 
+        def replaced(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            rows = torch.from_numpy(stream)[None].to(self._model.dtype)
+            return ((rows, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": rows})
+
         hooks = [self._layers[0].register_forward_pre_hook(before, with_kwargs=True)]
+        if stream is not None:
+            hooks.append(self._layers[layer].register_forward_pre_hook(replaced, with_kwargs=True))
         hooks += [layer.register_forward_hook(after) for layer in self._layers]
         try:
             logits = self._model(torch.tensor([list(tokens)]), use_cache=False).logits
@@ -114,9 +120,12 @@ class Reference:
                 hook.remove()
         return ReferenceOutput(streams, logits[0].float().numpy())
 
-    def run_all(self, texts: Sequence[Sequence[int]]) -> ReferenceOutput:
-        """Run texts one by one."""
-        outputs = [self.run(tokens) for tokens in texts]
+    def run_all(
+        self, texts: Sequence[Sequence[int]], embedded: Sequence[Floats] = ()
+    ) -> ReferenceOutput:
+        """Run texts one by one; `embedded`, if any, replaces each text's [T, hidden_size]."""
+        streams_before: Sequence[Floats | None] = embedded or [None] * len(texts)
+        outputs = [self.run(*text) for text in zip(texts, streams_before, strict=True)]
         streams = zip(*(output.streams for output in outputs), strict=True)
         return ReferenceOutput(
             [np.concatenate(stream) for stream in streams],

@@ -57,8 +57,8 @@ __all__ = ["LayerShape", "ProbeOptions", "parse_shape", "probe_layer", "probe_sh
 Floats = npt.NDArray[np.float32]
 
 PACKAGE: Final = "layer.mlpackage"
-_UNCOMPRESSED: Final = "float16.mlpackage"
-"""The layer without compressed weights."""
+_GRAPH: Final = "float32.mlpackage"
+"""The layer in float32: it differs from transformers' only if the graph is wrong."""
 
 _ROWS = 16
 """Minimum rows of a comparison."""
@@ -199,7 +199,7 @@ def _rows_of(source: Source, model: OpenModel, layer: int, sizes: ShardSizes) ->
     """Return random tokens' rows before a layer, and transformers' rows after it."""
     family = model.family
     is_soft = model.options.routing == "soft"
-    load = partial(Reference, source.checkpoint, layers=layer + 1, soft=is_soft, half_weights=True)
+    load = partial(Reference, source.checkpoint, layers=layer + 1, soft=is_soft)
     embeddings, shape = family.embeddings().half().float().numpy(), family.shape
     # float16 and a norm's epsilon turn low-norm tokens, hardly trained ones, into noise.
     by_norm = np.argsort(np.linalg.norm(embeddings, axis=1), kind="stable")
@@ -214,7 +214,8 @@ def _rows_of(source: Source, model: OpenModel, layer: int, sizes: ShardSizes) ->
     # transformers does not return the extra channels of a family's stream.
     before = run_layers(family, range(layer), stream, conv_slots=sizes.conv_slots, rows=sizes.rows)
     expected, half = (
-        load(dtype=dtype).run(tokens).streams[layer + 1] for dtype in (torch.float32, torch.float16)
+        load(dtype=dtype).run(tokens, before[:, : shape.hidden_size], layer=layer).streams[-1]
+        for dtype in (torch.float32, torch.float16)
     )
     return _Rows(tokens, before, expected, half)
 
@@ -223,15 +224,15 @@ def _convert(model: OpenModel, index: int, folder: Path, sizes: ShardSizes) -> A
     """Convert one layer to a package in `folder`; return an artifact without a head."""
     family = model.family
     options = replace(model.options, rows=sizes.rows, functions=(sizes.rows,))
-    program = convert_layers(family, index, index + 1, sizes=sizes)
-    program.save(str(folder / _UNCOMPRESSED))
-    compress(program, options.weights).save(str(folder / PACKAGE))
+    convert = partial(convert_layers, family, index, index + 1, sizes=sizes)
+    convert(rounded=False).save(str(folder / _GRAPH))
+    compress(convert(), options.weights).save(str(folder / PACKAGE))
     outside = state_shapes(family.layer(index), index) if sizes.stateless else {}
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return Artifact(
         f"layer {index}",
         **{**artifact_sizes(family, options, sizes.conv_slots), "layers": 1},
-        layer_shards=tuple(Shard(path, 0, 1, states=outside) for path in (PACKAGE, _UNCOMPRESSED)),
+        layer_shards=tuple(Shard(path, 0, 1, states=outside) for path in (PACKAGE, _GRAPH)),
         head_shards=(),
         fingerprint=fingerprint_of({str(path): sha256_of(path) for path in paths}),
         files={},
@@ -277,13 +278,13 @@ def _checks(
     what = f"in passes of {rows}, bit-identical to single rows"
     yield Check("rows", not faults, "; ".join(faults) or what, milliseconds)
     emulator = packages.PackageOpener(artifact, units=probing.units, rounding="f32")
-    unrounded, uncompressed = (
+    unrounded, graph = (
         run_package(emulator.open(path, None), compared.stream, rows, inputs)["out_hidden"]
-        for path in (PACKAGE, _UNCOMPRESSED)
+        for path in (PACKAGE, _GRAPH)
     )
     size = artifact.hidden_size
     names = row_names([Text("the layer", compared.tokens)])
-    near = nearness(names, uncompressed[:, :size], compared.expected)
+    near = nearness(names, graph[:, :size], compared.expected)
     what = f"minimum cosine {near.cosine.worst:.5f}"
     faults = near.faults(GRAPH_COSINE)
     yield Check("graph", not faults, "; ".join(faults) or what)
@@ -294,10 +295,8 @@ def _checks(
     faults = number_format.faults("float16")
     what = f"{number_format.loss:.2g} of the median row's cosine is lost"
     yield Check("format", not faults, "; ".join(faults) or what)
-    loss = nearness(names, unrounded[:, :size], uncompressed[:, :size]).cosine
-    what = (
-        f"minimum cosine {loss.worst:.5f} with compressed weights, {loss.median:.5f} at the median"
-    )
+    loss = nearness(names, unrounded[:, :size], graph[:, :size]).cosine
+    what = f"minimum cosine {loss.worst:.5f} with stored weights, {loss.median:.5f} at the median"
     yield Check("weights", None, what)
 
 
