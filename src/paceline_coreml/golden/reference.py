@@ -86,13 +86,11 @@ class Reference:
                 layer.mlp.forward = partial(_soft, layer.mlp)
 
     @torch.no_grad()
-    def run(
-        self, tokens: Sequence[int], stream: Floats | None = None, *, layer: int = 0
-    ) -> ReferenceOutput:
+    def run(self, tokens: Sequence[int], embedded: Floats | None = None) -> ReferenceOutput:
         """Run a whole text in one forward pass, without a KV cache.
 
-        With `stream`, [n, hidden_size], `layer` runs on it: on the very rows that a package has.
-        Else a small difference before a layer, such as rounded embeddings, grows in its router.
+        `embedded`, [n, hidden_size], replaces the embeddings, so that layers have the same rows as
+        an artifact's: rounding to float16 is a small difference that grows in each router.
         """
         streams: list[Floats] = []
 
@@ -106,12 +104,12 @@ class Reference:
             record(out[0] if isinstance(out, tuple) else out)  # some also return a router's state
 
         def replaced(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            rows = torch.from_numpy(stream)[None].to(self._model.dtype)
+            rows = torch.from_numpy(embedded)[None].to(self._model.dtype)
             return ((rows, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": rows})
 
         hooks = [self._layers[0].register_forward_pre_hook(before, with_kwargs=True)]
-        if stream is not None:
-            hooks.append(self._layers[layer].register_forward_pre_hook(replaced, with_kwargs=True))
+        if embedded is not None:
+            hooks.append(self._layers[0].register_forward_pre_hook(replaced, with_kwargs=True))
         hooks += [layer.register_forward_hook(after) for layer in self._layers]
         try:
             logits = self._model(torch.tensor([list(tokens)]), use_cache=False).logits
@@ -124,8 +122,8 @@ class Reference:
         self, texts: Sequence[Sequence[int]], embedded: Sequence[Floats] = ()
     ) -> ReferenceOutput:
         """Run texts one by one; `embedded`, if any, replaces each text's [T, hidden_size]."""
-        streams_before: Sequence[Floats | None] = embedded or [None] * len(texts)
-        outputs = [self.run(*text) for text in zip(texts, streams_before, strict=True)]
+        replacements: Sequence[Floats | None] = embedded or [None] * len(texts)
+        outputs = [self.run(*text) for text in zip(texts, replacements, strict=True)]
         streams = zip(*(output.streams for output in outputs), strict=True)
         return ReferenceOutput(
             [np.concatenate(stream) for stream in streams],

@@ -208,13 +208,13 @@ def _rows_of(source: Source, model: OpenModel, layer: int, sizes: ShardSizes) ->
     tokens = np.random.default_rng(0).choice(by_norm[len(by_norm) // 2 :], count).tolist()
     if source.facts.add_bos and source.facts.bos_token_id is not None:
         tokens[0] = source.facts.bos_token_id
-    stream = np.zeros((count, shape.stream_size), np.float32)
-    stream[:, : shape.hidden_size] = embeddings[tokens]
+    embedded = embeddings[tokens]
+    stream = np.pad(embedded, ((0, 0), (0, shape.stream_size - shape.hidden_size)))
     del embeddings
     # transformers does not return the extra channels of a family's stream.
     before = run_layers(family, range(layer), stream, conv_slots=sizes.conv_slots, rows=sizes.rows)
     expected, half = (
-        load(dtype=dtype).run(tokens, before[:, : shape.hidden_size], layer=layer).streams[-1]
+        load(dtype=dtype).run(tokens, embedded).streams[layer + 1]
         for dtype in (torch.float32, torch.float16)
     )
     return _Rows(tokens, before, expected, half)
