@@ -30,17 +30,14 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 55_279,
-    "src/paceline": 35_289,
-    "src/paceline/decoding": 2_150,
-    "src/paceline/drafters": 2_563,
-    "src/paceline/engines": 4_914,
-    "src/paceline/models": 4_490,
+    "src": 54_964,
+    "src/paceline": 35_086,
+    "src/paceline/engines": 4_819,
+    "src/paceline/models": 4_488,
     "src/paceline/runtime": 4_775,
     "src/paceline/server": 6_830,
     "src/paceline/cli": 4_004,
-    "src/paceline_mlx": 4_012,
-    "tests": 48_811,
+    "tests": 48_791,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

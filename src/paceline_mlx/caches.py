@@ -62,10 +62,6 @@ class SlidingCache:
             self.slots.state = (*kept, held - surplus)
             self.front += surplus
 
-    def can_trim(self, rows: int) -> bool:
-        """Return True if the whole window, and a slot or two, are left after trimming."""
-        return not self.front or self.slots.offset - rows >= min_held(self.max_size)
-
     def trim(self, rows: int) -> int:
         return int(self.slots.trim(rows))
 
@@ -114,8 +110,8 @@ def is_recurrent(cache: Any) -> bool:
 
 
 def can_trim(cache: Any, rows: int) -> bool:
-    if isinstance(cache, SlidingCache):
-        return cache.can_trim(rows)
+    if isinstance(cache, SlidingCache):  # the whole window, and a slot or two, must be left
+        return not cache.front or int(cache.slots.offset) - rows >= min_held(cache.max_size)
     # A chunked cache also drops its first slots.
     return bool(rows <= cache.offset - getattr(cache, "start_position", 0))
 

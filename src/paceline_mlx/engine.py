@@ -12,9 +12,8 @@ sequence are ones that `probe.py` found to be bit-identical. The passes are cut 
 changes kernels (`thresholds.py`). Prompt rows without logits run in longer passes without the head.
 """
 
-import contextlib
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, process_time
@@ -24,15 +23,15 @@ import mlx.core as mx
 from paceline.decoding.types import Block
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
 from paceline.engines.kv_blocks import BlockPool, PooledEngine
-from paceline.engines.rows import RowRules
+from paceline.engines.rows import RowRules, grouped
 from paceline.errors import InvalidRequest, ModelError
 from paceline_mlx.caches import SLOTS, slot_bytes
 from paceline_mlx.hooks import Array
 from paceline_mlx.kv_sequence import MlxSequence
-from paceline_mlx.model import LazyOutputs, LoadedModel, device, load, one_line
+from paceline_mlx.model import LazyOutputs, LoadedModel, load, one_line
 from paceline_mlx.probe import choose_rows, choose_together
 from paceline_mlx.rows import ALONE, ANY, FEW_SHAPES, SECONDS, Budget
-from paceline_mlx.step import BlockOutputs, Decode, TapArrays, grouped
+from paceline_mlx.step import BlockOutputs, Decode, TapArrays
 
 _PROMPTS = "shared without their answers; calls cut where kernels change; sequences together"
 """How sequences are computed and shared. Change this string with any change to a row's bits or the
@@ -95,11 +94,18 @@ class MlxEngine(PooledEngine[MlxSequence]):
         """
         started = perf_counter()
         sequences = self._reserve(work)
-        with _forget_on_failure(sequences):
+        try:
             outputs = self._build(sequences, [block for _, block in work])
             built = perf_counter()
             states = [sequence.states.arrays() for sequence in sequences]
             mx.eval([output.arrays for output in outputs], states)
+        except BaseException as error:
+            for sequence in sequences:
+                sequence.forget()
+            if isinstance(error, RuntimeError):
+                reason = one_line(error)
+                raise ModelError(f"MLX failed: {reason}; try a shorter prompt") from error
+            raise
         ended = perf_counter()
         hosted = [output.on_host(self.vocab_size) for output in outputs]
         return StepResult(
@@ -111,11 +117,12 @@ class MlxEngine(PooledEngine[MlxSequence]):
         )
 
     def describe(self) -> dict[str, str]:
+        chip = mx.device_info().get("device_name", platform.machine())
         return {
             "engine": self.name,
             "mlx": version("mlx"),
             "mlx-lm": version("mlx-lm"),
-            "device": device(),
+            "device": f"{mx.default_device()} {chip}",
             "system": platform.platform(),
             "prompts": _PROMPTS,
             "rows": str(self.rules),
@@ -149,7 +156,11 @@ class MlxEngine(PooledEngine[MlxSequence]):
         prefilled, decodes = [], []
         for sequence, block in zip(sequences, blocks, strict=True):
             self._recompute(sequence, sequence.states.accept(sequence.length))
-            unread = self._unread(block)
+            # A short block is one forward pass, even if only its last row gets logits. Recomputed
+            # decode rows keep their kernel, though they get no logits.
+            count = len(block.tokens)
+            short = block.rows > 0 and count <= self.rules.decode.max_rows
+            unread = count - block.rows if block.prefill and not short else 0
             prefilled.append(self._prefill(sequence, block.tokens[:unread]))
             decodes.append(Decode(sequence.states, block.tokens[unread:], self.rules))
         self._decode(decodes)
@@ -160,14 +171,6 @@ class MlxEngine(PooledEngine[MlxSequence]):
             sequence.ran(block)
             outputs.append(self._outputs(block, taps, decode.calls))
         return outputs
-
-    def _unread(self, block: Block) -> int:
-        """Return the number of rows at the start of a block that run without logits, as prefill."""
-        count = len(block.tokens)
-        # A short block is one forward pass, even if only its last row gets logits.
-        short = block.rows > 0 and count <= self.rules.decode.max_rows
-        # Recomputed decode rows keep their kernel, though they get no logits.
-        return count - block.rows if block.prefill and not short else 0
 
     def _outputs(
         self, block: Block, prefilled: list[dict[int, Array]], calls: list[LazyOutputs]
@@ -196,9 +199,9 @@ class MlxEngine(PooledEngine[MlxSequence]):
 
     def _decode(self, decodes: Sequence[Decode]) -> None:
         """Run tokens in forward passes whose rows are bit-identical in any pass; see `RowRules`."""
-        min_rows = self.rules.decode.min_rows
+        min_rows, max_rows = self.rules.decode.min_rows, self.rules.together
         while waiting := [decode for decode in decodes if decode.parts]:
-            for group in grouped(waiting, self.rules.together):
+            for group in grouped(waiting, lambda some: sum(one.rows for one in some) <= max_rows):
                 parts = [decode.next() for decode in group]
                 calls = self.model.call_together(parts, min_rows=min_rows)
                 for decode, called in zip(group, calls, strict=True):
@@ -227,17 +230,3 @@ class MlxEngine(PooledEngine[MlxSequence]):
         logits = self.model.call(states, [0, 0]).logits
         mx.eval(logits, states.arrays())
         return logits.shape[-1], slot_bytes(states.caches)
-
-
-@contextlib.contextmanager
-def _forget_on_failure(sequences: Sequence[MlxSequence]) -> Iterator[None]:
-    """Drop the caches of the sequences if the step fails; their tokens are then run again."""
-    try:
-        yield
-    except BaseException as error:
-        for sequence in sequences:
-            sequence.forget()
-        if isinstance(error, RuntimeError):
-            reason = one_line(error)
-            raise ModelError(f"MLX failed: {reason}; try a shorter prompt") from error
-        raise

@@ -5,7 +5,6 @@ affected, and nothing has to be undone when the model is freed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 Array = Any
@@ -39,20 +38,11 @@ def is_rows(value: Any) -> bool:
     return isinstance(value, mx.array) and value.ndim > 1
 
 
-class Taps:
-    """A recorder of the hidden states after some of a model's layers."""
+def tap(module: Any, states: dict[int, Array], layer: int) -> None:
+    """Store a layer's hidden states, [1, T, d], in `states` whenever it is called."""
 
-    def __init__(self, layers: Sequence[Any], numbers: Sequence[int]) -> None:
-        self._recorded: dict[int, Array] = {}
-        for number in numbers:
-            install_hook(layers[number], partial(self._record, number))
+    def record(call: Call, args: Args, kwargs: Kwargs) -> Any:
+        states[layer] = call(*args, **kwargs)
+        return states[layer]
 
-    def take(self) -> dict[int, Array]:
-        """Return and clear the last forward pass's hidden states: tapped layer -> [T, d]."""
-        recorded, self._recorded = self._recorded, {}
-        return {number: states[0] for number, states in recorded.items()}
-
-    def _record(self, number: int, call: Call, args: Args, kwargs: Kwargs) -> Any:
-        states = call(*args, **kwargs)
-        self._recorded[number] = states
-        return states
+    install_hook(module, record)

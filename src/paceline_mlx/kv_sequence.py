@@ -4,18 +4,15 @@ KV blocks only count slots; MLX's arrays grow on their own. A fork shares arrays
 sequence writes to them, which makes a copy.
 """
 
-from collections.abc import Sequence
 from typing import Self
 
 import mlx.core as mx
 
-from paceline.decoding.types import Block
-from paceline.engines.kv_blocks import BlockPool, PrefillTable
-from paceline.errors import CacheFull
+from paceline.engines.kv_blocks import BlockPool, BlockTable
 from paceline_mlx.model import LoadedModel
 
 
-class MlxSequence(PrefillTable):
+class MlxSequence(BlockTable):
     """An MLX `KVSequence` (`engines/base.py`). Prefill and decode may use different kernels."""
 
     def __init__(self, pool: BlockPool, context_length: int, model: LoadedModel) -> None:
@@ -25,11 +22,6 @@ class MlxSequence(PrefillTable):
         """The model's caches; they may hold more or fewer than `length` slots."""
         self.tokens: list[int] = []
         """Committed tokens; they are run again where a recurrent state cannot be rolled back."""
-        self._block: Sequence[int] = ()
-
-    def ran(self, block: Block) -> None:
-        super().ran(block)
-        self._block = block.tokens
 
     def forget(self) -> None:
         """Drop the caches: their contents are unknown after a failed forward pass."""
@@ -37,39 +29,26 @@ class MlxSequence(PrefillTable):
         self.rewind(self.length)  # the failed block cannot be committed
 
     def commit(self, rows: int) -> None:
+        tokens = self._block.tokens[:rows]
         super().commit(rows)
-        self.tokens += self._block[:rows]
-        self._block = self._block[rows:]
+        self.tokens += tokens
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
         del self.tokens[length:]
-        self._block = ()
 
     def fork_length(self, length: int) -> int:
+        """Return `fork`'s length: with recurrent layers, a position whose state was saved."""
         return self.states.fork_length(min(length, self.shareable_length))
 
-    def fork(self, length: int) -> Self:
-        """Return a new sequence with up to `length` prefilled slots of this one.
+    def _new(self) -> Self:
+        return type(self)(self._pool, self._context_length, self._model)
 
-        With recurrent layers, it ends at a position whose state was saved.
-        """
-        if length < 0:
-            raise ValueError(f"cannot fork {length} slots of a sequence with {self.length}")
-        other = type(self)(self._pool, self._context_length, self._model)
-        states = self.states.fork(min(length, self.shareable_length))
-        try:
-            other.reserve(states.held)
-        except CacheFull:
-            return other
-        super(MlxSequence, other).commit(states.held)
-        other.states, other.tokens = states, self.tokens[: states.held]
-        other._shareable_length = states.held
-        mx.eval(states.arrays())
-        return other
+    def _copy(self, fork: Self, shared: int) -> None:
+        fork.states, fork.tokens = self.states.fork(shared), self.tokens[:shared]
+        mx.eval(fork.states.arrays())
 
     def close(self) -> None:
         super().close()
         self.states = self._model.empty()
         self.tokens = []
-        self._block = ()

@@ -5,7 +5,6 @@ mlx-lm's own.
 """
 
 import copy
-import platform
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from mlx import nn
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline_mlx.caches import is_recurrent, leaves, make_caches
-from paceline_mlx.hooks import Array, Taps
+from paceline_mlx.hooks import Array, tap
 from paceline_mlx.rollback import Recorder
 from paceline_mlx.states import States
 from paceline_mlx.thresholds import FEW_ROWS, capacity
@@ -51,7 +50,7 @@ class LoadedModel:
         self.module = module
         """mlx-lm's model, for drafters that share parts of it."""
         caches = make_caches(module)
-        missing = [tap for tap in taps if not 0 <= tap < len(module.layers)]
+        missing = [layer for layer in taps if not 0 <= layer < len(module.layers)]
         if missing:
             raise InvalidRequest(
                 f"cannot tap layers {', '.join(map(str, missing))}: the model has layers 0 to "
@@ -65,7 +64,9 @@ class LoadedModel:
         self._together.hook_mixers()
         self.mixers = self._together.mixers
         """Modules that read other rows; if empty, `call_together` does not work."""
-        self._taps = Taps(module.layers, taps)
+        self._tapped: dict[int, Array] = {}  # of the last forward pass, [1, T, d]
+        for layer in taps:
+            tap(module.layers[layer], self._tapped, layer)
         self.few_shapes = _keys_are_padded() and not recurrent
         """True if passes use only `FEW_ROWS` and `CAPACITIES`: the device plans every new shape."""
 
@@ -88,7 +89,9 @@ class LoadedModel:
             logits = self.module(rows[None], cache=caches)[0]
         if not drafted:
             states.roll_back(end)
-        return _outputs(logits, self._taps.take(), slice(0, len(tokens)))
+        outputs = _outputs(logits, self._tapped, slice(0, len(tokens)))
+        self._tapped.clear()
+        return outputs
 
     def call_together(
         self, parts: Sequence[tuple[States, Tokens]], *, min_rows: int = 1
@@ -108,12 +111,13 @@ class LoadedModel:
             ]
             layers = stack.enter_context(self._together.calling(caches, counts))
             logits = self.module(mx.concatenate(rows)[None], cache=layers)[0]
-        taps = self._taps.take()
         starts = [sum(counts[:number]) for number in range(len(counts))]
-        return [
-            _outputs(logits, taps, slice(start, start + len(tokens)))
+        outputs = [
+            _outputs(logits, self._tapped, slice(start, start + len(tokens)))
             for start, (_, tokens) in zip(starts, parts, strict=True)
         ]
+        self._tapped.clear()
+        return outputs
 
     @property
     def layers(self) -> int:
@@ -155,8 +159,8 @@ def _padded(tokens: Tokens, min_rows: int) -> Array:
     return mx.pad(mx.array(tokens), (0, missing), constant_values=_PADDING)
 
 
-def _outputs(logits: Array, taps: dict[int, Array], rows: slice) -> LazyOutputs:
-    return LazyOutputs(logits[rows], {tap: hidden[rows] for tap, hidden in taps.items()})
+def _outputs(logits: Array, tapped: dict[int, Array], rows: slice) -> LazyOutputs:
+    return LazyOutputs(logits[rows], {layer: states[0, rows] for layer, states in tapped.items()})
 
 
 def _linear(head: Any) -> Callable[[Array], Array]:
@@ -191,10 +195,6 @@ def _keys_are_padded() -> bool:
     padded.pads_keys = True  # type: ignore[attr-defined]
     mx.fast.scaled_dot_product_attention = padded
     return True
-
-
-def device() -> str:
-    return f"{mx.default_device()} {mx.device_info().get('device_name', platform.machine())}"
 
 
 def load(folder: Path) -> Any:

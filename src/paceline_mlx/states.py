@@ -84,7 +84,10 @@ class States:
             if drafted:
                 with self._recorder.recording(self._recurrent, rows) as recorded:
                     yield self.caches
-                self._recent.append(saved._replace(recorded=self._if_complete(recorded)))
+                covered = {cache for call in recorded for cache in call.caches}
+                if covered == {id(cache) for cache in self._recurrent}:
+                    saved = saved._replace(recorded=recorded)
+                self._recent.append(saved)
             else:
                 yield self.caches
         self.held += rows
@@ -134,9 +137,10 @@ class States:
             return self.held, None
         at, saved = length, None
         if self._recurrent:
-            saved = self._nearest(length)
-            if saved is None:
+            checkpoints = [one for one in (*self._recent, *self._kept) if one.at <= length]
+            if not checkpoints:
                 return 0, None
+            saved = max(checkpoints, key=lambda one: one.at)  # of equals, a recorded one
             if not (replay and saved.recorded and length <= saved.at + saved.rows):
                 at = saved.at
         possible = all(can_trim(cache, self.held - at) for cache in self._slots)
@@ -148,16 +152,6 @@ class States:
         self._recurrent = [cache for cache in leaf_caches if is_recurrent(cache)]
         self._slots = [cache for cache in leaf_caches if not is_recurrent(cache)]
 
-    def _nearest(self, length: int) -> Checkpoint | None:
-        """Return the last checkpoint at or before `length`, preferably a recorded one."""
-        checkpoints = [saved for saved in (*self._recent, *self._kept) if saved.at <= length]
-        return max(checkpoints, key=lambda saved: saved.at, default=None)
-
     def _restore(self, saved: Checkpoint) -> None:
         for cache, before in zip(self._recurrent, saved.recurrent, strict=True):
             cache.cache = list(before)
-
-    def _if_complete(self, recorded: list[RecordedCall]) -> list[RecordedCall]:
-        """Return the recorded calls if they cover every recurrent cache, else an empty list."""
-        covered = {cache for call in recorded for cache in call.caches}
-        return recorded if covered == {id(cache) for cache in self._recurrent} else []

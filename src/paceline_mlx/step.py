@@ -41,20 +41,6 @@ class Decode:
         return self._states, self._rows[part]
 
 
-def grouped(decodes: Sequence[Decode], max_rows: int) -> Iterator[list[Decode]]:
-    """Yield groups whose next parts total at most `max_rows` rows; one alone may have more."""
-    group: list[Decode] = []
-    total = 0
-    for decode in decodes:
-        if group and total + decode.rows > max_rows:
-            yield group
-            group, total = [], 0
-        group.append(decode)
-        total += decode.rows
-    if group:
-        yield group
-
-
 class TapArrays(Mapping[str, Logits]):
     """The tapped hidden states of a block; copied to the host on access."""
 

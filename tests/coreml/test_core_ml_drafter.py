@@ -31,6 +31,7 @@ from support.coreml import FACTS, convert_source, tiny_llama, tiny_source
 from support.dflash import tiny_config, write_checkpoint
 from support.driver import answer, generation, run
 from support.errors import raises
+from support.heads import GREEDY
 from support.llamacpp import library
 from support.tiny import write_tiny
 
@@ -111,7 +112,7 @@ def test_the_reference_matches_the_mlx_network(
     logits = network._logits
     network._logits = lambda rows: heard.append(np.array(logits(rows))) or logits(rows)  # type: ignore
     options = ConversionOptions(slots=SLOTS)
-    network.draft(network.new_cache(), 7, 11, NewRows(mx.array(states), 0))
+    network.draft(network.new_cache(), 7, 11, NewRows(mx.array(states), 0), sampler=GREEDY)
     context = in_torch(artifact, open_drafter(drafter, target, options)[0]).open()
     context.inject(states, 0)
     ours, _ = context.run([7], 11, outputs=BLOCK)

@@ -34,8 +34,7 @@ class PhaseEngine(ToyEngine):
         before = table.length
         super()._write(table, tokens)
         if not self.blocks[-1].prefill:
-            blocks, offsets = self._slots(table, before + len(tokens))
-            self._keys[blocks[before:], offsets[before:]] ^= 0x5555
+            table.keys[before : before + len(tokens)] ^= 0x5555
 
 
 def new_request(engine: ToyEngine, drafter: str, policy: str, sampling: Sampling) -> Generation:

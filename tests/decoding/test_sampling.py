@@ -212,7 +212,7 @@ def test_the_truncated_first_pass_changes_no_pick(
         whole = sampling._pick(scaled, np.arange(2000), how, key, 0.0)
         assert whole is not None
         with patch.object(sampling, "_FAR", far):
-            token, scores = sampling._sample(logits, how, key)
+            token, scores = sampling._sample(logits, how, position)
         assert token == whole[0]
         assert np.array_equal(scores, whole[1])
 

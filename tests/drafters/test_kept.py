@@ -50,7 +50,7 @@ def test_too_little_text_gives_no_drafts(texts: list[list[int]]):
     drafter = KeptDrafter(KeptText.count(texts, VOCAB))
     assert not drafter.propose([], 4).tokens
     assert not drafter.propose([8] * 12, 4).tokens
-    assert not KeptDrafter(None).propose([1, 2], 4).tokens
+    assert not KeptDrafter(KeptText.count((), 0)).propose([1, 2], 4).tokens
 
 
 @settings(max_examples=40)

@@ -81,9 +81,8 @@ class Marked(ToyEngine):
 
     def _write(self, table: Any, tokens: list[int]) -> None:
         super()._write(table, tokens)
-        slots = self._slots(table, table.length + len(tokens))
-        new = tuple(slot[table.length :] for slot in slots)
-        self._keys[new] ^= np.uint64(self._marks[id(table)]) << np.uint64(50)
+        new = slice(table.length, table.length + len(tokens))
+        table.keys[new] ^= np.uint64(self._marks[id(table)]) << np.uint64(50)
 
     def mark(self, block: Block) -> int:
         raise NotImplementedError

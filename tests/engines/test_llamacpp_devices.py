@@ -16,6 +16,7 @@ import pytest
 import paceline
 from paceline.decoding.types import FINAL_NORM, Block
 from paceline.engines.base import EngineSettings
+from paceline.engines.llamacpp import engine as llamacpp_engine
 from paceline.engines.llamacpp import libraries
 from paceline.engines.llamacpp.binding import Binding, Device, Offload
 from paceline.engines.llamacpp.engine import open_llamacpp
@@ -112,16 +113,29 @@ def test_a_listed_file_shows_the_device_that_auto_picks(
     assert libraries.device_for(tiny_gguf) is None
 
 
-def test_auto_falls_back_to_the_cpu_if_a_device_fails(tiny_gguf: Path, failing: Binding):
+@pytest.mark.parametrize("free", [MUCH, 0], ids=["fails", "too small"])
+def test_auto_falls_back_to_the_cpu_if_a_device_fails_or_is_too_small(
+    tiny_gguf: Path, failing: Binding, monkeypatch: pytest.MonkeyPatch, free: int
+):
+    monkeypatch.setattr(failing, "devices", lambda: [device(free=free)])
     said = StringIO()
     settings = EngineSettings(threads=1, progress=Progress(said))
     with closing(open_llamacpp(tiny_gguf, 512, settings, failing)) as engine:
         assert "device" not in engine.describe()
-        assert "CUDA0" in engine.remark
+        assert engine.remark.startswith("all layers on the CPU; devices: CUDA0")
     assert said.getvalue().count("runs on the CPU") == 1
     with raises(ModelError, tiny_gguf.name, "--device cpu"):
         settings = EngineSettings(threads=1, device="gpu")
         open_llamacpp(tiny_gguf, 512, settings, failing)
+
+
+def test_the_remark_names_the_layers_on_a_device(
+    tiny_gguf: Path, failing: Binding, monkeypatch: pytest.MonkeyPatch
+):
+    opened = SimpleNamespace(remark="")
+    monkeypatch.setattr(llamacpp_engine, "LlamaCppEngine", lambda *_, **__: opened)
+    open_llamacpp(tiny_gguf, 512, EngineSettings(), failing)
+    assert opened.remark.startswith("all layers on CUDA0 (a card); devices: CUDA0")
 
 
 def test_a_named_device_requires_its_library(monkeypatch: pytest.MonkeyPatch):

@@ -359,7 +359,7 @@ def test_taps_affect_only_their_model_and_it_is_freed_with_its_engine(
     tapped = opened(family, taps=(1,))
     assert isinstance(tapped.model.module.layers[1], getattr(module, kind))
     assert getattr(module, kind).__call__ is call
-    assert before.model._taps.take() == {}
+    assert before.model._tapped == {}
     with closing(tapped.open()) as sequence:
         step(tapped, sequence, TEXT)
     gone = [weakref.ref(item) for item in (tapped, tapped.model.module)]

@@ -151,12 +151,9 @@ def config_json(config: Config) -> dict[str, Any]:
             "selector_rank": config.chain.rank,
             "selector_top_k": config.chain.candidates,
         }
-    if config.logit_cap is not None:
-        inner |= {
-            "input_embedding_scale": config.embedding_scale,
-            "output_multiplier": config.logit_scale,
-            "final_logit_softcapping": config.logit_cap,
-        }
+    if config.final_logit_softcapping is not None:
+        for name in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
+            inner[name] = getattr(config, name)
     return settings
 
 

@@ -63,9 +63,9 @@ CHAINED: dict[str, dict[str, Any]] = {
         "causal": True,
         "convolution": Convolution(3, 8),
         "chain": Chain("selector", 4, 5),
-        "embedding_scale": 1.5,
-        "logit_scale": 0.5,
-        "logit_cap": 4.0,
+        "input_embedding_scale": 1.5,
+        "output_multiplier": 0.5,
+        "final_logit_softcapping": 4.0,
     },
     **{
         f"dspark, {name}": {"first_drafted": 0, "causal": False, "chain": chain}
@@ -102,6 +102,9 @@ class Recorded:
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
+
+
+GREEDY = DraftSampler(Sampling(), 0, 320)
 
 
 def sampler() -> DraftSampler:
@@ -207,7 +210,7 @@ class Head:
 
         All but the last of the `parts` are prefilled.
         """
-        network = self.network
+        network, options = self.network, {"sampler": GREEDY, **options}
         cache = network.new_cache() if cache is None else cache
         for part in parts[:-1]:
             network.prefill(cache, part)

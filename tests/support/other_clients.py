@@ -85,11 +85,10 @@ class OtherClients:
 
 
 def counted(server: Running) -> int:
-    """Return the free slots plus those of the prefix cache, each counted once."""
+    """Return the free slots plus those of the prefix cache."""
     entries: Any = server.scheduler.prefix_cache._entries
-    held = {block for entry in list(entries) for block in entry.sequence._numbers}
     engine = server.model.engine
-    return engine.free_slots + len(held) * engine.block_size
+    return engine.free_slots + engine.freed_by([entry.sequence for entry in list(entries)])
 
 
 def answer(server: Running, body: dict[str, Any], *, stream: bool) -> str:

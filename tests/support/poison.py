@@ -15,20 +15,9 @@ def poison(engine: Engine, sequence: KVSequence, length: int | None = None) -> N
     _BY_ENGINE[engine.name](engine, sequence, sequence.length if length is None else length)
 
 
-def _toy(engine: Any, sequence: Any, length: int) -> None:
-    for cache in (engine._keys, engine._values):
-        value = int.from_bytes(bytes([POISON] * 8)) if cache is engine._keys else POISON
-        _blocks(engine, sequence, length, cache, value)
-
-
-def _blocks(engine: Any, sequence: Any, length: int, cache: Any, value: Any) -> None:
-    """`cache` is [blocks, slots of a block, ...]."""
-    size = engine._pool.block_size
-    for number, block in enumerate(sequence._numbers):
-        first = max(length - number * size, 0)
-        if first < size and not engine._pool.shared(block):
-            cache[block, first:] = value
-    cache[[*engine._pool._free, engine._pool.spare]] = value
+def _toy(_: Any, sequence: Any, length: int) -> None:
+    sequence.keys[length:] = int.from_bytes(bytes([POISON] * 8))
+    sequence.values[length:] = POISON
 
 
 def _llamacpp(engine: Any, sequence: Any, length: int) -> None:

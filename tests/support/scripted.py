@@ -16,14 +16,13 @@ import pytest
 
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block
-from paceline.engines.kv_blocks import BlockTable
 from paceline.models import resolve
 from paceline.runtime.model import Model
 from paceline.server.http import Reply
 from support.costs import give_costs
 from support.server import Running
 from support.thinking import CLOSE, OPEN, write_thinking
-from support.toy import ToyEngine
+from support.toy import ToyEngine, ToySequence
 from support.waiting import PATIENCE
 
 TEMPLATE = (
@@ -67,10 +66,10 @@ class ScriptedEngine(ToyEngine):
         self.decode: Callable[[list[int]], str] = lambda _: ""
         self._started: dict[int, tuple[int, list[int]]] = {}
 
-    def _read(self, table: BlockTable, block: Block) -> np.ndarray:
+    def _read(self, table: ToySequence, block: Block) -> np.ndarray:
         end = table.length + len(block.tokens)
         if block.prefill:
-            prompt = self.decode(self._values[self._slots(table, end)].tolist())
+            prompt = self.decode(table.values[:end].tolist())
             self.prompts.append(prompt)
             answers = (rule(prompt) for rule in self.rules)
             answer = next((text for text in answers if text is not None), "")

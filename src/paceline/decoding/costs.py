@@ -43,11 +43,9 @@ class CostTable:
 
     def __call__(self, rows: int) -> float:
         known = list(self.seconds)
-        if rows in self.seconds or len(known) == 1:
-            return self.seconds.get(rows, self.seconds[known[0]])
-        if rows < known[0]:
-            return self.seconds[known[0]]
         at = min(bisect_left(known, rows), len(known) - 1)
+        if at == 0 or known[at] == rows:
+            return self.seconds[known[at]]
         left, right = known[at - 1], known[at]
         slope = (self.seconds[right] - self.seconds[left]) / (right - left)
         return self.seconds[left] + slope * (rows - left)

@@ -124,7 +124,8 @@ class Generation:
         self._may_stop = len(prompt) + stopping.min_tokens
         self._repetition = RepetitionDetector(stopping.repetition) if stopping.repetition else None
         decode = showing(target.decode, rules.shown)
-        self._text = answer_text(decode, stopping.stop, rules.reasoning)
+        self.text = answer_text(decode, stopping.stop, rules.reasoning)
+        """Text of the response so far: its `stopped_by` and `reasoning_tokens`."""
         self._constraint = rules.constraint
         self._sampler = Sampler(rules.sampling, prompt, target.vocab_size, rules.constraint)
         self._drafters = speculation.drafters
@@ -197,13 +198,11 @@ class Generation:
         if self.finished:
             raise RuntimeError("next_block() after the generation finished")
         if self.recomputing:
-            if self._recompute is None:
-                self._recompute = self._recompute_block(max_rows)
+            self._recompute = self._recompute or self._known_block(max_rows)
             return self._recompute
         if self._block is None:
-            self._block = (
-                self._prefill_block(max_rows) if self.prefilling else self._decode_block(max_rows)
-            )
+            compose = self._known_block if self.prefilling else self._decode_block
+            self._block = compose(max_rows)
         return self._block
 
     def accept(
@@ -229,10 +228,11 @@ class Generation:
             RuntimeError: `next_block` was not called before.
             ValueError: wrong number of rows.
         """
-        if self._recompute is not None:
-            return self._accept_recomputed(self._recompute)
-        block = self._block
-        if block is None:
+        if (block := self._recompute) is not None:  # drafters and policy observed its rows before
+            self._recompute = None
+            self.length += len(block.tokens)
+            return Step(len(block.tokens))
+        if (block := self._block) is None:
             raise RuntimeError("accept() without a block from next_block()")
         count = len(logits if best is None else best.tokens)
         if count != block.rows:
@@ -253,7 +253,7 @@ class Generation:
         accepted_rows = len(block.tokens) if prefilling else len(pieces)
         self.length += accepted_rows
         self._block = None
-        step = Step(accepted_rows, pieces, self._proposal, self._text.reasoning_tokens)
+        step = Step(accepted_rows, pieces, self._proposal, self.text.reasoning_tokens)
         computed = ComputedBlock(block.tokens, start, accepted_rows, taps or {})
         for drafter in self._drafters:
             drafter.observe(computed)
@@ -265,16 +265,6 @@ class Generation:
                 self.policy.observe(outcome)
         self._proposal = NO_PROPOSAL
         return step
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Tokens of the response that are reasoning, including its tags."""
-        return self._text.reasoning_tokens
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The stop string that ended the response; None without one."""
-        return self._text.stopped_by
 
     def close(self) -> None:
         for drafter in self._drafters:
@@ -289,7 +279,7 @@ class Generation:
             return NO_TOKEN
         self._block = self._recompute = None
         self.finish_reason = reason
-        return self._text.finish()
+        return self.text.finish()
 
     def _pick(self, row: Logits) -> int:
         position = len(self._tokens)
@@ -310,26 +300,16 @@ class Generation:
             self.prompt_logprobs.append(logprob)
         return range(known, len(logits))
 
-    def _recompute_block(self, max_rows: int | None) -> Block:
-        """Return the next rows to recompute after a `restart`; they need no logits."""
+    def _known_block(self, max_rows: int | None) -> Block:
+        """Return a chunk of the prompt, or rows to recompute, which need no logits."""
         prompt = self.length < self.prompt_length
-        end = self.prompt_length if prompt else len(self._tokens) - 1
+        last = self.prompt_length if prompt else len(self._tokens) - 1
         chunk = self._prefill_chunk if prompt else _RECOMPUTE_ROWS
-        end = min(end, self.length + min(chunk, max_rows or chunk))
-        return Block(self._tokens[self.length : end], 0, self._best, prefill=prompt)
-
-    def _accept_recomputed(self, block: Block) -> Step:
-        """Keep recomputed rows, which drafters and policy have observed before."""
-        self._recompute = None
-        self.length += len(block.tokens)
-        return Step(len(block.tokens))
-
-    def _prefill_block(self, max_rows: int | None) -> Block:
-        chunk = min(self._prefill_chunk, max_rows or self._prefill_chunk)
-        end = min(self.length + chunk, self.prompt_length)
-        tokens = self._tokens[self.length : end]
-        rows = len(tokens) if self.prompt_logprobs else int(end == self.prompt_length)
-        return Block(tokens, rows, self._best, prefill=True)
+        end = min(last, self.length + min(chunk, max_rows or chunk))
+        tokens, rows = self._tokens[self.length : end], 0
+        if self.prefilling:
+            rows = len(tokens) if self.prompt_logprobs else int(end == last)
+        return Block(tokens, rows, self._best, prefill=prompt)
 
     def _decode_block(self, max_rows: int | None) -> Block:
         # A block of T rows adds up to T tokens, so its draft is one token shorter than the rest.
@@ -357,14 +337,14 @@ class Generation:
         repeats = self._repetition is not None and self._repetition.push(token)
         if token in self._stop_token_ids:
             self.finish_reason = FinishReason.STOP
-            return self._text.finish(Piece(token))
-        piece = self._text.push(token)
+            return self.text.finish(Piece(token))
+        piece = self.text.push(token)
         if len(self._tokens) == self._end:
             self.finish_reason = FinishReason.LENGTH
         elif repeats and len(self._tokens) >= self._may_stop:
             self.finish_reason = FinishReason.REPETITION
         if self.finish_reason is not None:
-            piece = self._text.finish(piece)
-        if self._text.stopped_by is not None:
+            piece = self.text.finish(piece)
+        if self.text.stopped_by is not None:
             self.finish_reason = FinishReason.STOP
         return piece

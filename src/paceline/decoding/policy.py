@@ -84,12 +84,7 @@ class Kelly(Fixed):
         a, b = self._line()
 
         def rate(block: int) -> float:
-            drafts = block - 1
-            if alpha > 1 - 1e-9:
-                expected = float(drafts)
-            else:
-                expected = alpha * (1 - alpha**drafts) / (1 - alpha)
-            return (expected + 1) / max(a + b * block, 1e-9)
+            return sum(alpha**at for at in range(block)) / max(a + b * block, 1e-9)
 
         return max(range(min(2, self._max_block), self._max_block + 1), key=rate) - 1
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from paceline.decoding.text import SIGN, Decode, StopStrings, TextStream, overlap, unsigned
+from paceline.decoding.text import SIGN, Decode, StopStrings, TextStream, cut, unsigned
 from paceline.decoding.types import NO_TOKEN, Piece
 
 _RECIPIENT = re.compile(r"[\s<]")
@@ -131,18 +131,13 @@ class ReasoningStream(TextStream):
             self._unsure = 0
 
     def _read(self, text: str) -> None:
-        while text:
-            match self._state:
-                case _State.START:
-                    text = self._read_start(text)
-                case _State.REASONING:
-                    text = self._read_reasoning(text)
-                case _State.ANSWER:
-                    self._read_answer(text)
-                    return
-                case _State.HEADER:
-                    self._held += text
-                    return
+        while text and self._state in (_State.START, _State.REASONING):
+            read = self._read_start if self._state is _State.START else self._read_reasoning
+            text = read(text)
+        if self._state is _State.HEADER:
+            self._held += text
+        elif text:
+            self._read_answer(text)
 
     def _read_start(self, text: str) -> str:
         self._held += text
@@ -169,18 +164,14 @@ class ReasoningStream(TextStream):
                 return ""
             self._held = self._held.removeprefix(self._label)
             self._label = ""
-        marks = [(at, mark) for mark in self._closes if (at := self._held.find(mark)) >= 0]
-        if marks:
-            at, mark = min(marks)
-            held, self._held = self._held, ""
-            self._append_reasoning(held[:at])
-            self._end_reasoning()
-            return held[at + len(mark) :]
-        keep = max((overlap(self._held, mark) for mark in self._closes), default=0)
-        end = len(self._held) - keep
-        self._append_reasoning(self._held[:end])
-        self._held = self._held[end:]
-        return ""
+        text, mark, rest = cut(self._held, self._closes)
+        self._append_reasoning(text)
+        if mark is None:
+            self._held = rest
+            return ""
+        self._held = ""
+        self._end_reasoning()
+        return rest
 
     def _read_answer(self, text: str) -> None:
         if self._wrapped and self._marks.wrap:
@@ -188,15 +179,12 @@ class ReasoningStream(TextStream):
             if not self._answered:
                 self._held = self._held.lstrip()
                 self._answered = bool(self._held)
-            close = self._marks.wrap[1]
-            at = self._held.find(close)
-            if at >= 0:
-                text = self._held[:at].rstrip() + self._held[at + len(close) :]
-                self._held, self._wrapped = "", False
-            else:
-                end = len(self._held) - overlap(self._held, close)
-                text = self._held[:end].rstrip()
+            before, close, rest = cut(self._held, self._marks.wrap[1:])
+            text = before.rstrip()
+            if close is None:
                 self._held = self._held[len(text) :]
+            else:
+                text, self._held, self._wrapped = text + rest, "", False
         self._answer.append(text)
 
     def _read_mark(self, mark: str, token: int) -> None:

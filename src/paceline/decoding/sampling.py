@@ -26,9 +26,6 @@ _FAR = 20.0
 """Tokens this many nats below the highest logit are omitted at first: 262,144 of them together
 weigh 0.0006 of the best one."""
 
-_FIRST_TOKENS = 256
-"""Distinct tokens counted before arrays grow."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -63,14 +60,6 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature < _GREEDY_BELOW
 
-    @property
-    def counts_tokens(self) -> bool:
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-        )
-
 
 class Sampler:
     """Samples the tokens of one request, and counts them for the penalties.
@@ -100,12 +89,13 @@ class Sampler:
         self._bias = np.array(list(sampling.logit_bias.values()), dtype=np.float32)
         self._penalised = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
         self._repetition = sampling.repetition_penalty != 1
-        self._answer = _TokenCounts()
-        self._seen = _TokenCounts(prompt if self._repetition else ())
+        self.counts_tokens = self._penalised or self._repetition
+        self._answer = _TokenCounts(vocab_size * self._penalised)
+        self._seen = _TokenCounts(vocab_size * self._repetition, prompt if self._repetition else ())
 
     @property
     def picks_argmax(self) -> bool:
-        changes = self._penalised or self._repetition or self._bias.size or self._constraint
+        changes = self.counts_tokens or self._bias.size or self._constraint
         return self._sampling.greedy and not changes
 
     def push(self, token: int) -> None:
@@ -130,7 +120,7 @@ class Sampler:
             rest = logits.copy()
             rest[list(banned)] = -np.inf
             logits = rest if rest.max() > -np.inf else logits
-        return self._sample(logits, position)[0]
+        return _sample(logits, self._sampling, position)[0]
 
     def pick_draft(self, logits: npt.NDArray[np.float32], position: int) -> tuple[int, float]:
         """Return a draft token for `position` from a drafter's row of logits, [vocab] float32.
@@ -141,16 +131,8 @@ class Sampler:
             The token, and an estimate of P(the target picks it): the softmax of the deciding
             scores, which are the logits in greedy sampling.
         """
-        token, scores = self._sample(self._adjusted(logits), position)
+        token, scores = _sample(self._adjusted(logits), self._sampling, position)
         return token, float(1 / np.exp(scores - scores.max()).sum())
-
-    def _sample(
-        self, logits: npt.NDArray[np.float32], position: int
-    ) -> tuple[int, npt.NDArray[np.floating]]:
-        """Return the token, and the scores among which its own was the highest."""
-        if self._sampling.greedy:
-            return int(logits.argmax()), logits
-        return _sample(logits, self._sampling, noise_key(self._sampling.seed, position))
 
     def _adjusted(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Apply penalties and bias to a copy; return the row itself if there are none."""
@@ -170,15 +152,15 @@ class Sampler:
 
 
 class _TokenCounts:
-    """Distinct tokens and their counts, in arrays that grow.
+    """Distinct tokens and their counts, in arrays with room for the vocabulary.
 
     Building the arrays for every pick would take longer as a response grows.
     """
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
+    def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
         self._places: dict[int, int] = {}
-        self._ids = np.zeros(_FIRST_TOKENS, np.int64)
-        self._times = np.zeros(_FIRST_TOKENS, np.float32)
+        self._ids = np.zeros(vocab_size, np.int64)
+        self._times = np.zeros(vocab_size, np.float32)
         for token in tokens:
             self.add(token)
 
@@ -192,10 +174,6 @@ class _TokenCounts:
 
     def add(self, token: int) -> None:
         place = self._places.setdefault(token, len(self._places))
-        if place == self._ids.size:
-            self._ids, self._times = (
-                np.concatenate([array, np.zeros_like(array)]) for array in (self._ids, self._times)
-            )
         self._ids[place] = token
         self._times[place] += 1
 
@@ -235,17 +213,21 @@ _TAIL = np.array([-1])
 
 
 def _sample(
-    logits: npt.NDArray[np.float32], sampling: Sampling, key: int
-) -> tuple[int, npt.NDArray[np.float64]]:
-    """Apply the Gumbel-max trick to the tokens that pass top-k, top-p and min-p.
+    logits: npt.NDArray[np.float32], sampling: Sampling, position: int
+) -> tuple[int, npt.NDArray[np.floating]]:
+    """Return the token, and the scores among which its own was the highest.
 
-    The pick is the argmax of `logit / temperature - log(e)`, where e is the token's own
-    `exponentials`: a sample of the softmax. Two samplers with the same numbers and nearly the same
-    distribution nearly always agree (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
+    Applies the Gumbel-max trick to the tokens that pass top-k, top-p and min-p. The pick is the
+    argmax of `logit / temperature - log(e)`, where e is the token's own `exponentials`: a sample of
+    the softmax. Two samplers with the same numbers and nearly the same distribution nearly always
+    agree (Daliri, Musco and Suresh 2024, arXiv 2408.07978).
 
     Tokens far below the highest logit are most of a vocabulary and nearly none of its weight. So
     the pick is made without them, and repeated with them if they could change it.
     """
+    if sampling.greedy:
+        return int(logits.argmax()), logits
+    key = noise_key(sampling.seed, position)
     top, temperature = logits.max(), np.float32(sampling.temperature)
     ids = np.flatnonzero(logits >= top - np.float32(_FAR) * temperature)
     left_out = 1.01 * (logits.size - ids.size) * math.exp(-_FAR)  # 1.01: logits are rounded

@@ -5,6 +5,7 @@ same however the tokens were grouped into blocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from paceline.decoding.types import NO_TOKEN, Piece
 
@@ -42,15 +43,10 @@ class StopStrings:
             return text
         if self.stopped_by is not None:
             return ""
-        text = self._held + text
-        places = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if places:
-            at, self.stopped_by = min(places)
-            self._held = ""
-            return text[:at]
-        keep = 0 if at_end else max((overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        text, self.stopped_by, self._held = cut(self._held + text, self._stops)
+        if at_end and self.stopped_by is None:
+            text, self._held = text + self._held, ""
+        return text
 
 
 class TextStream:
@@ -105,18 +101,29 @@ def showing(decode: Decode, shown: Mapping[int, str]) -> Decode:
         return decode
 
     def decoded(ids: Sequence[int]) -> str:
-        parts, start = [], 0
-        for place, token in enumerate(ids):
-            if token in shown:
-                parts += [decode(ids[start:place]) if place > start else "", shown[token]]
-                start = place + 1
-        return "".join([*parts, decode(ids[start:])]) if start < len(ids) else "".join(parts)
+        return "".join(
+            "".join(map(shown.__getitem__, run)) if is_shown else decode([*run])
+            for is_shown, run in groupby(ids, shown.__contains__)
+        )
 
     return decoded
 
 
 def unsigned(text: str) -> str:
     return text.replace(SIGN, "")
+
+
+def cut(text: str, marks: Sequence[str]) -> tuple[str, str | None, str]:
+    """Return the text before its earliest mark, the mark, and the text after it.
+
+    Without a mark (None), the last text is the possible start of one.
+    """
+    places = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+    if places:
+        at, mark = min(places)
+        return text[:at], mark, text[at + len(mark) :]
+    end = len(text) - max((overlap(text, mark) for mark in marks), default=0)
+    return text[:end], None, text[end:]
 
 
 def overlap(text: str, mark: str) -> int:

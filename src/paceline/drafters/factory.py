@@ -174,7 +174,10 @@ def shipped(model: str, files: Path | None = None, engine: str = "none") -> dict
         files: the model itself, which may have a head inside.
         engine: the engine that runs it.
     """
-    own = {} if files is None else dict.fromkeys(heads.kinds_inside(files, engine), files)
+    own = dict[str, Path]()
+    if files is not None:
+        kinds = [kind for kind, engines in heads.engines_by_kind().items() if engine in engines]
+        own = {kind: files for kind in kinds if heads.load_kind(engine, kind).is_inside(files)}
     folder = Path(__file__).parent / "shipped" / model
     if Path(model).name != model or not folder.is_dir():
         return own
@@ -241,10 +244,13 @@ def _part(text: str) -> DrafterPart:
             options = _options(kind, argument, ("length", "max", "min"))
             _ngram(options)  # raises if a value is out of its range
             return DrafterPart(kind, argument, options=options)
-        case "suffix":
-            return _flag(kind, argument, "earlier")
-        case "kept" | "prediction":
-            return _flag(kind, argument)
+        case "suffix" | "kept" | "prediction":
+            expected = "earlier" if kind == "suffix" else ""
+            if argument not in ("", expected):
+                raise InvalidRequest(
+                    f"drafter {kind} has no option {argument!r}; expected {expected or 'none'}"
+                )
+            return DrafterPart(kind, argument)
         case "table":
             return DrafterPart(kind, argument, argument)
         case "model" | "ahead":
@@ -293,14 +299,6 @@ def _named_part(kind: str, argument: str) -> DrafterPart:
     return replace(part, ahead=kind == "ahead")
 
 
-def _flag(kind: str, argument: str, expected: str = "") -> DrafterPart:
-    if argument not in ("", expected):
-        raise InvalidRequest(
-            f"drafter {kind} has no option {argument!r}; expected {expected or 'none'}"
-        )
-    return DrafterPart(kind, argument)
-
-
 def _options(name: str, argument: str, option_names: tuple[str, ...]) -> dict[str, int]:
     options = {}
     for option in argument.split(",") if argument else ():
@@ -321,14 +319,11 @@ def _options(name: str, argument: str, option_names: tuple[str, ...]) -> dict[st
 
 
 def _ngram(options: Mapping[str, int]) -> Drafter:
-    try:
-        return NgramDrafter(
-            min_match=options.get("min", 1),
-            max_match=options.get("max", 4),
-            length=options.get("length", 15),
-        )
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from error
+    return NgramDrafter(
+        min_match=options.get("min", 1),
+        max_match=options.get("max", 4),
+        length=options.get("length", 15),
+    )
 
 
 def _table(part: DrafterPart, shared: DrafterResources, _request: RequestContext) -> Drafter:
@@ -368,7 +363,7 @@ _MAKERS: Mapping[str, Callable[[DrafterPart, DrafterResources, RequestContext], 
     "ngram": lambda part, *_: _ngram(part.options),
     "suffix": lambda part, shared, _: SuffixDrafter(shared.history if part.argument else None),
     "table": _table,
-    "kept": lambda _part, _shared, request: KeptDrafter(request.kept),
+    "kept": lambda _part, _shared, request: KeptDrafter(request.kept or KeptText.count((), 0)),
     "model": _model,
     "ahead": _ahead,
     "prediction": lambda _part, _shared, request: PredictionDrafter(

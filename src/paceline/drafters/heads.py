@@ -17,7 +17,7 @@ from paceline.decoding.sampling import Sampling
 from paceline.decoding.types import DeferredRows, Drafter, Proposal
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline.errors import ModelError
-from paceline.storage.files import read_json
+from paceline.storage.files import read_text_config
 from paceline.storage.gguf_file import read_gguf
 
 _PRIOR = 1e-3
@@ -128,9 +128,8 @@ class HeadKind(Protocol):
 class DraftCost:
     """The running mean of a head's seconds per draft."""
 
-    def __init__(self) -> None:
-        self.seconds = _PRIOR
-        self._drafts = 0
+    seconds: float = _PRIOR
+    _drafts: int = 0
 
     def observe(self, seconds: float, read: int) -> None:
         """Record a draft that read `read` rows; the first, which may compile, is left out."""
@@ -221,11 +220,6 @@ def load_kind(engine: str, kind: str) -> HeadKind:
     return head
 
 
-def kinds_inside(target: Path, engine: str) -> list[str]:
-    kinds = [kind for kind, engines in engines_by_kind().items() if engine in engines]
-    return [kind for kind in kinds if load_kind(engine, kind).is_inside(target)]
-
-
 def read_facts(folder: Path) -> HeadFacts | None:
     """Return the facts of the head in a folder, or None. Raises ModelError if it is faulty."""
     found = (
@@ -242,9 +236,7 @@ def sizes_of(path: Path) -> tuple[Sizes, str]:
     Raises ModelError if the files lack a size.
     """
     if path.is_dir():
-        config = read_json(path / "config.json")
-        inner = config.get("text_config")
-        config = inner if isinstance(inner, dict) else config
+        config = read_text_config(path)
         keys = ("num_hidden_layers", "hidden_size", "vocab_size")
         return _sizes(path, config.get("model_type"), *map(config.get, keys)), path.name
     try:

@@ -131,14 +131,11 @@ class KeptDrafter(Drafter):
 
     name = "kept"
 
-    def __init__(self, kept: KeptText | None) -> None:
-        """Draft from `kept`; with None, nothing is saved yet and nothing is proposed."""
+    def __init__(self, kept: KeptText) -> None:
         self._kept = kept
-        self._table = None if kept is None else TableDrafter(kept.table, self.name)
+        self._table = TableDrafter(kept.table, self.name)
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
-        if self._kept is None or self._table is None:
-            return Proposal((), self.name)
         match = self._kept.match(context)
         tokens = [] if match is None else self._kept.continuation(match, limit)
         if match is not None and tokens:

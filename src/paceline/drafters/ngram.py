@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from paceline.decoding.types import Drafter, Proposal
 from paceline.drafters.suffix import continuation
+from paceline.errors import InvalidRequest
 
 MAX_MATCH = 16
 """Upper bound of `max_match`: each token of the context adds that many index entries."""
@@ -21,7 +22,7 @@ class NgramDrafter(Drafter):
 
     At the end of the text the continuation is its own copy, as in `suffix`.
 
-    Raises ValueError unless 1 <= min <= max <= MAX_MATCH and 1 <= length <= MAX_LENGTH.
+    Raises InvalidRequest unless 1 <= min <= max <= MAX_MATCH and 1 <= length <= MAX_LENGTH.
     """
 
     name = "ngram"
@@ -35,12 +36,12 @@ class NgramDrafter(Drafter):
             length: maximum tokens of a proposal.
         """
         if not 1 <= min_match <= max_match <= MAX_MATCH:
-            raise ValueError(
+            raise InvalidRequest(
                 f"ngram has min={min_match}, max={max_match}; expected 1 <= min <= max <= "
                 f"{MAX_MATCH}"
             )
         if not 1 <= length <= MAX_LENGTH:
-            raise ValueError(f"ngram has length={length}; expected 1 to {MAX_LENGTH}")
+            raise InvalidRequest(f"ngram has length={length}; expected 1 to {MAX_LENGTH}")
         self._sizes = range(max_match, min_match - 1, -1)
         self._length = length
         self._after: dict[tuple[int, ...], int] = {}

@@ -51,15 +51,9 @@ class PredictionDrafter(Drafter):
             return
         positions = self._positions.get((context[at - 1], context[at]), []) if at else []
         self._at, self._match = -1, 0
+        latest = context[max(at + 1 - _MAX_COMPARED, 0) : at + 1][::-1]
         for position in positions:
-            match = self._match_length(context, at + 1, position)
+            expected = self._prediction[max(position - _MAX_COMPARED, 0) : position][::-1]
+            match = common_prefix_length(latest, expected)
             if match > self._match:
                 self._at, self._match = position, match
-
-    def _match_length(self, context: Sequence[int], end: int, position: int) -> int:
-        """Count the tokens before `end` and `position` that agree, at most `_MAX_COMPARED`."""
-        compared = min(_MAX_COMPARED, end, position)
-        return common_prefix_length(
-            context[end - compared : end][::-1],
-            self._prediction[position - compared : position][::-1],
-        )

@@ -64,8 +64,8 @@ class SuffixAutomaton:
 
     def longest_repeat(self) -> Match | None:
         """Return the longest suffix that occurs earlier in the text, at its latest position."""
-        state = self._link[self._last]
-        return self._match(state, self._length[state]) if state > 0 else None
+        state = max(self._link[self._last], 0)
+        return self.match_at(Cursor(state, self._length[state]))
 
     def advance(self, cursor: "Cursor", token: int) -> "Cursor":
         """Advance a cursor over another text by that text's next token."""
@@ -80,10 +80,7 @@ class SuffixAutomaton:
 
     def match_at(self, cursor: "Cursor") -> Match | None:
         """Return the latest occurrence of a cursor's suffix, or None if it is empty."""
-        return self._match(*cursor) if cursor.length else None
-
-    def _match(self, state: int, length: int) -> Match:
-        return Match(length, self._end[state] + 1)
+        return Match(cursor.length, self._end[cursor.state] + 1) if cursor.length else None
 
     def _state(self, length: int, nexts: dict[int, int], end: int) -> int:
         self._length.append(length)
@@ -126,15 +123,14 @@ class AnswerHistory:
         """Replaced by a new one when answers are evicted."""
 
     def add(self, answer: Sequence[int]) -> None:
-        self._answers.append(list(answer))
+        added = [list(answer)]
+        self._answers += added
         if len(self.automaton.text) + len(answer) > self._max_tokens:
             # Evict half at once, so that the index is rarely rebuilt.
             while sum(map(len, self._answers)) > self._max_tokens // 2 and len(self._answers) > 1:
                 self._answers.pop(0)
             self.automaton = SuffixAutomaton()
             added = self._answers
-        else:
-            added = self._answers[-1:]
         for tokens in added:
             for token in tokens:
                 self.automaton.append(token)
@@ -149,15 +145,15 @@ class SuffixDrafter(Drafter):
 
     def __init__(self, history: AnswerHistory | None = None) -> None:
         self._own = SuffixAutomaton()
-        self._history = history
-        self._earlier = history.automaton if history else None
+        self._history = history or AnswerHistory()
+        self._earlier = self._history.automaton
         self._cursor = START
 
     def propose(self, context: Sequence[int], limit: int) -> Proposal:
         self._index(context)
         repeat = self._own.longest_repeat()
-        earlier = self._earlier.match_at(self._cursor) if self._earlier else None
-        if self._earlier and earlier and (repeat is None or earlier.length > repeat.length):
+        earlier = self._earlier.match_at(self._cursor)
+        if earlier and (repeat is None or earlier.length > repeat.length):
             tokens = self._earlier.text[earlier.next_at : earlier.next_at + limit]
             end = next((i for i, token in enumerate(tokens) if token < 0), len(tokens))
             if end:
@@ -168,12 +164,11 @@ class SuffixDrafter(Drafter):
         return Proposal(tokens, self.name, repeat.length)
 
     def _index(self, context: Sequence[int]) -> None:
-        if self._history and self._earlier is not self._history.automaton:
+        if self._earlier is not self._history.automaton:
             self._earlier, self._cursor = self._history.automaton, START
         for token in context[len(self._own.text) :]:
             self._own.append(token)
-            if self._earlier:
-                self._cursor = self._earlier.advance(self._cursor, token)
+            self._cursor = self._earlier.advance(self._cursor, token)
 
 
 def continuation(context: Sequence[int], start: int, limit: int) -> list[int]:

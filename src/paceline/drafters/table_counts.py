@@ -102,7 +102,8 @@ class _Predictions:
 def count_table(answers: Answers) -> Entries:
     """Count successors in the answers; prompts are only context."""
     predictions = _Predictions(answers)
-    orders = []
+    nothing = np.zeros(0)
+    orders = [Entries(np.zeros(0, np.uint32), np.zeros(0, np.int64), nothing, nothing, nothing > 0)]
     for order in range(MAX_ORDER):
         text = _text(answers, order)
         if not len(text.keys):  # no text is long enough
@@ -112,7 +113,8 @@ def count_table(answers: Answers) -> Entries:
             entries = entries.only(entries.is_new)
         predictions.take(entries, text)
         orders.append(entries)
-    return _merged(orders)
+    columns = [np.concatenate(column) for column in zip(*orders, strict=True)]
+    return Entries(*columns).only(np.argsort(columns[0], kind="stable"))
 
 
 def accuracy(entries: Entries, answers: Answers) -> dict[str, float]:
@@ -129,10 +131,8 @@ def accuracy(entries: Entries, answers: Answers) -> dict[str, float]:
 
 
 def _text(answers: Answers, order: int) -> _Text:
-    keys, nexts, where = [], [], []
+    keys, nexts, where = [np.zeros(0, np.uint32)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     place = 0
-    if not answers:
-        return _Text(np.zeros(0, np.uint32), np.zeros(0, np.int64), np.zeros(0, np.int64))
     for prompt, answer in answers:
         tokens, first = np.array([*prompt, *answer], np.int64), len(prompt)
         begin = max(first, order + 1)  # the context must be complete
@@ -188,13 +188,3 @@ def _find(keys: Keys, tokens: Tokens, counts: Places, contexts: Keys, successors
 def _changes(values: Keys | Tokens) -> npt.NDArray[np.bool_]:
     """Mark values that differ from the previous one, and the first value."""
     return np.append(True, values[1:] != values[:-1])
-
-
-def _merged(orders: Sequence[Entries]) -> Entries:
-    if not orders:
-        nothing = np.zeros(0)
-        return Entries(
-            nothing.astype(np.uint32), nothing.astype(np.int64), nothing, nothing, nothing > 0
-        )
-    columns = [np.concatenate(column) for column in zip(*orders, strict=True)]
-    return Entries(*columns).only(np.argsort(columns[0], kind="stable"))

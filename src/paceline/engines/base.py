@@ -54,7 +54,7 @@ class KVSequence(Protocol):
         ...
 
     def rewind(self, length: int) -> None:
-        """Drop all slots from `length`, and the rest of a shared KV block before it."""
+        """Drop all slots from `length`; more if the engine cannot end there, so read `length`."""
         ...
 
     def fork_length(self, length: int) -> int:

@@ -215,7 +215,9 @@ def compare_rows(
     started = perf_counter()
     several = BATCH in names or PREFIX_CACHE in names
     comparisons: dict[str, RowComparison] = {}
-    with closing(_Text(engine, context, depth, room_for(engine, 2 if several else 1))) as text:
+    room = room_for(engine, 2 if several else 1)
+    with closing(engine.open()) as sequence:
+        text = _Text(engine, sequence, context, depth, room)
         checks: dict[str, Iterator[RowComparison]] = {
             BLOCK_LENGTH: text.block_length(),
             CHUNKED_PREFILL: text.chunked_prefill(),
@@ -236,8 +238,10 @@ def compare_rows(
 class _Text:
     """A prompt and its answer with their reference rows, and another text."""
 
-    def __init__(self, engine: Engine, context: int, depth: Depth, room: int) -> None:
-        """Compute the reference; `room` is the maximum tokens of a sequence."""
+    def __init__(
+        self, engine: Engine, sequence: KVSequence, context: int, depth: Depth, room: int
+    ) -> None:
+        """Compute the reference in `sequence`; `room` is the maximum tokens of one."""
         length = context + depth.answer + max(depth.blocks)
         tokens = _random(engine, 2 * length)
         self._engine, self._depth = engine, depth
@@ -245,15 +249,8 @@ class _Text:
         self._prompt = tokens[:context]
         self._tokens = tokens[context : min(length, room)]  # the answer, and more
         self._answer = self._tokens[: depth.answer]
-        self._sequence = engine.open()
-        try:
-            self._expected = _rows(engine, self._sequence, self._prompt, self._answer, 1)
-        except BaseException:
-            self._sequence.close()
-            raise
-
-    def close(self) -> None:
-        self._sequence.close()
+        self._sequence = sequence
+        self._expected = _rows(engine, sequence, self._prompt, self._answer, 1)
 
     def block_length(self) -> Iterator[RowComparison]:
         """Decode the answer in blocks; the last block has more rows, which are dropped."""

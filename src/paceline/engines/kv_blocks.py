@@ -1,23 +1,19 @@
-"""KV blocks of an engine: a pool with a free list, and a block table for every sequence.
+"""KV blocks of an engine: a pool that counts them, and a table for every sequence.
 
 A *slot* holds the keys and values of one position, a *KV block* a fixed number of consecutive
-slots. Sequences that share a prefix share its full blocks. With blocks of 4 slots, a sequence of 10
-tokens, and a fork of its first 9:
+slots. A sequence holds whole blocks. With blocks of 4 slots, and a sequence of 10 tokens:
 
-    slots       0 1 2 3   4 5 6 7   8 9 . .
-    sequence    block 5   block 2   block 7     length 10
-    fork(9)     block 5   block 2               length 8: only full blocks are shared
-
-    reserve(3)  block 5   block 2   block 7   block 0      slots 10, 11, 12 for a block of 3 rows
+    slots       0 1 2 3   4 5 6 7   8 9 . .               length 10, 3 blocks
+    reserve(3)  0 1 2 3   4 5 6 7   8 9 . .   . . . .     slots 10, 11, 12 for a block of 3 rows
     commit(2)   length 12; slot 12 is hidden by the mask, and the next block overwrites it
+    fork(9)     another sequence of length 9, with 3 blocks of its own
 
-Blocks 5 and 2 now have two holders, which makes them read-only: the fork writes its next tokens to
-a block of its own, and `rewind(6)` of the sequence goes back to 4. Independent of models and
-tensors.
+Blocks only count slots: the engines store keys and values by sequence, and copy them for a fork.
+Independent of models and tensors.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from math import inf
 from typing import Generic, Self, TypeVar
 
@@ -27,62 +23,40 @@ from paceline.errors import CacheFull
 
 
 class BlockPool:
-    """Allocates KV blocks and counts their holders, which are sequences."""
+    """Counts the free KV blocks of an engine."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
+        self.blocks = self.free = blocks
         self.block_size = block_size
-        self.blocks = blocks
-        self.spare = blocks
-        """One more block, outside the pool: for padding rows, whose results are not read."""
-        self._free = list(range(blocks - 1, -1, -1))
-        self._holders = [0] * blocks
 
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self) -> int:
-        """Allocate a block and return its number. Raises CacheFull if no block is free."""
-        if not self._free:
+    def take(self, count: int) -> None:
+        """Allocate blocks. Raises CacheFull if fewer are free; none is then allocated."""
+        if count > self.free:
             raise CacheFull(
                 f"the key/value cache is full ({self.blocks * self.block_size} slots); close a "
                 "sequence, shorten the prompt, or load the model with more cache_tokens"
             )
-        block = self._free.pop()
-        self._holders[block] = 1
-        return block
-
-    def share(self, block: int) -> int:
-        """Add a holder to an allocated block."""
-        self._holders[block] += 1
-        return block
-
-    def shared(self, block: int) -> bool:
-        """Return whether several sequences hold the block, which makes it read-only."""
-        return self._holders[block] > 1
-
-    def freed_by(self, tables: Iterable["BlockTable"]) -> int:
-        held = Counter(number for table in tables for number in table._numbers)
-        free = sum(count == self._holders[number] for number, count in held.items())
-        return free * self.block_size
-
-    def give_back(self, block: int) -> None:
-        """Remove a holder; the last one frees the block."""
-        self._holders[block] -= 1
-        if not self._holders[block]:
-            self._free.append(block)
+        self.free -= count
 
 
-class BlockTable:
-    """One sequence: its length, and the KV blocks that hold its slots, in order."""
+class BlockTable(ABC):
+    """One sequence: its length, and the number of KV blocks for its slots.
+
+    It shares prefilled slots only, unless it `shares_answers`: if prefill and decode use different
+    kernels, the KV of a decoded answer may differ in the last bits from a prefill of the same
+    tokens.
+    """
+
+    shares_answers = False
 
     def __init__(self, pool: BlockPool, context_length: int) -> None:
         """Create an empty sequence that can grow to `context_length` slots."""
         self._pool = pool
         self._context_length = context_length
-        self._numbers: list[int] = []
-        self._length = 0
+        self.blocks = 0
+        self._length = self._shareable_length = 0
         self._reserved = 0  # end of the last block's slots
+        self._block = Block((), 0)  # uncommitted rows of the last block
 
     @property
     def length(self) -> int:
@@ -90,7 +64,7 @@ class BlockTable:
 
     @property
     def shareable_length(self) -> int:
-        return self._length
+        return self._shareable_length
 
     def reserve(self, rows: int) -> None:
         """Allocate KV blocks for a block of `rows` rows after `length`.
@@ -102,108 +76,64 @@ class BlockTable:
             raise CacheFull(
                 f"{end} slots do not fit into a context of {self._context_length} tokens"
             )
-        held = len(self._numbers)
-        try:
-            while len(self._numbers) * self._pool.block_size < end:
-                self._numbers.append(self._pool.take())
-        except CacheFull:
-            self._release(held)
-            raise
+        missing = max(-(-end // self._pool.block_size) - self.blocks, 0)
+        self._pool.take(missing)
+        self.blocks += missing
         self._reserved = end
 
-    def blocks(self, rows: int, at: int | None = None) -> list[int]:
-        """Return KV block numbers for slots [0, at + rows); the spare one where none is allocated.
-
-        `at` is `length` if it is None.
-        """
-        needed = -(-((self._length if at is None else at) + rows) // self._pool.block_size)
-        held = self._numbers[:needed]
-        return held + [self._pool.spare] * (needed - len(held))
+    def ran(self, block: Block) -> None:
+        self._block = block
 
     def commit(self, rows: int) -> None:
         if not 0 <= rows <= self._reserved - self._length:
             raise ValueError(f"commit({rows}) of a block of {self._reserved - self._length} rows")
+        if (self._block.prefill or self.shares_answers) and self._shareable_length == self._length:
+            self._shareable_length += rows
         self._length += rows
+        self._block = self._block._replace(tokens=self._block.tokens[rows:])
 
     def rewind(self, length: int) -> None:
-        """Drop all slots starting at `length`.
-
-        If the KV block at `length` is shared, its slots are dropped too: the next block writes it.
-        """
+        """Drop all slots starting at `length`."""
         if not 0 <= length <= self._length:
             raise ValueError(f"rewind({length}) of a sequence of {self._length} slots")
-        full, rest = divmod(length, self._pool.block_size)
-        if rest and self._pool.shared(self._numbers[full]):
-            length -= rest
         self._length = self._reserved = length
+        self._shareable_length = min(self._shareable_length, length)
         self._release(-(-length // self._pool.block_size))
 
     def fork_length(self, length: int) -> int:
-        return min(length, self._length) // self._pool.block_size * self._pool.block_size
+        return min(length, self._shareable_length)
 
     def fork(self, length: int) -> Self:
-        """Create a sequence that shares the full KV blocks among the first `length` slots."""
+        """Create a sequence with `fork_length(length)` slots of this one, or empty without room."""
         if length < 0:
             raise ValueError(f"fork({length}) of a sequence of {self._length} slots")
-        full = min(length, self._length) // self._pool.block_size
-        other = type(self)(self._pool, self._context_length)
-        other._numbers = [self._pool.share(block) for block in self._numbers[:full]]
-        other._length = other._reserved = full * self._pool.block_size
-        return other
+        fork = self._new()
+        shared = self.fork_length(length)
+        try:
+            fork.reserve(shared)
+        except CacheFull:
+            return fork
+        if shared:
+            fork._length = fork._shareable_length = shared
+            self._copy(fork, shared)
+        return fork
+
+    @abstractmethod
+    def _new(self) -> Self:
+        """Return an empty sequence of the same engine."""
+
+    @abstractmethod
+    def _copy(self, fork: Self, shared: int) -> None:
+        """Give `fork` the keys and values of the first `shared` slots."""
 
     def close(self) -> None:
-        self._length = self._reserved = 0
+        self._length = self._reserved = self._shareable_length = 0
         self._release(0)
 
     def _release(self, keep: int) -> None:
-        """Free all KV blocks but the first `keep`."""
-        while len(self._numbers) > keep:
-            self._pool.give_back(self._numbers.pop())
-
-
-class PrefillTable(BlockTable):
-    """A block table that shares prefilled slots only, unless it `shares_answers`.
-
-    For engines whose prefill and decode use different kernels: the KV of a decoded answer may then
-    differ in the last bits from a prefill of the same tokens.
-    """
-
-    shares_answers = False
-
-    def __init__(self, pool: BlockPool, context_length: int) -> None:
-        super().__init__(pool, context_length)
-        self._shareable_length = 0
-        self._prefill = False
-
-    @property
-    def shareable_length(self) -> int:
-        return self._shareable_length
-
-    def ran(self, block: Block) -> None:
-        self._prefill = block.prefill
-
-    def commit(self, rows: int) -> None:
-        before = self.length
-        super().commit(rows)
-        if (self._prefill or self.shares_answers) and self._shareable_length == before:
-            self._shareable_length = self.length
-
-    def rewind(self, length: int) -> None:
-        super().rewind(length)
-        self._shareable_length = min(self._shareable_length, self.length)
-
-    def fork_length(self, length: int) -> int:
-        return super().fork_length(min(length, self._shareable_length))
-
-    def fork(self, length: int) -> Self:
-        """Create a sequence that shares full KV blocks of the prefilled prefix, up to `length`."""
-        other = super().fork(min(length, self._shareable_length))
-        other._shareable_length = other.length
-        return other
-
-    def close(self) -> None:
-        super().close()
-        self._shareable_length = 0
+        """Free all KV blocks but `keep`."""
+        self._pool.free += max(self.blocks - keep, 0)
+        self.blocks = min(self.blocks, keep)
 
 
 Table = TypeVar("Table", bound=BlockTable)
@@ -227,7 +157,7 @@ class PooledEngine(Generic[Table]):
         return self._pool.block_size
 
     def freed_by(self, sequences: Sequence[KVSequence]) -> int:
-        return self._pool.freed_by(map(self._table, sequences))
+        return sum(self._table(sequence).blocks for sequence in sequences) * self.block_size
 
     def rest(self) -> None:
         """See `Engine.rest`."""
@@ -238,25 +168,18 @@ class PooledEngine(Generic[Table]):
         return sequence
 
     def _reserve(self, work: Sequence[tuple[KVSequence, Block]]) -> list[Table]:
-        """Return the block tables of `work`, with reserved KV blocks. Raises CacheFull."""
+        """Return the block tables of `work`, with KV blocks reserved for all of it or for none.
+
+        Raises CacheFull if the pool has no room for all; every table is unchanged.
+        """
         tables = [self._table(sequence) for sequence, _ in work]
-        reserve_all(
-            [(table, len(block.tokens)) for table, (_, block) in zip(tables, work, strict=True)]
-        )
+        done: list[Table] = []
+        try:
+            for table, (_, block) in zip(tables, work, strict=True):
+                table.reserve(len(block.tokens))
+                done.append(table)
+        except CacheFull:
+            for table in done:
+                table.rewind(table.length)
+            raise
         return tables
-
-
-def reserve_all(call: Sequence[tuple[BlockTable, int]]) -> None:
-    """Reserve rows for all tables of `call`, (table, number of rows) pairs, or for none.
-
-    Raises CacheFull if the pool has no room for all; every table is unchanged.
-    """
-    done: list[BlockTable] = []
-    try:
-        for table, rows in call:
-            table.reserve(rows)
-            done.append(table)
-    except CacheFull:
-        for table in done:
-            table.rewind(table.length)
-        raise

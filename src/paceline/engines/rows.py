@@ -16,12 +16,14 @@ Where a runtime's source says which rows are in a class, an engine states its ru
 them (`rows_hold` in `exact.py`). Where that depends on the chip, it measures them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from paceline.errors import ModelError
 from paceline.storage.files import read_json, store_json
+
+_T = TypeVar("_T")
 
 
 class RowRange(NamedTuple):
@@ -88,6 +90,18 @@ class RowRules(NamedTuple):
         together = f", {self.together} of several sequences" * (self.together > 1)
         single = " or 1" * self.single
         return f"decode {self.decode}{single}, prefill {self.prefill}{outputs}{together}"
+
+
+def grouped(items: Iterable[_T], fits: Callable[[Sequence[_T]], bool]) -> Iterator[list[_T]]:
+    """Yield groups of consecutive items, each as long as it `fits`, or of one item."""
+    group: list[_T] = []
+    for item in items:
+        if group and not fits([*group, item]):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
 
 
 def save_rules(path: Path | None, rules: RowRules) -> None:

@@ -21,7 +21,7 @@ from paceline.models import hub
 from paceline.models.gguf.vocabulary import end_ids
 from paceline.models.manifest import GENERATION, TEMPLATE, TOKENIZER, Facts, Settings
 from paceline.models.templates.tokenizer import Tokenizer
-from paceline.storage.files import read_json, read_text
+from paceline.storage.files import read_json, read_text, read_text_config
 from paceline.storage.validation import Limit, validated
 
 _CONFIG = "config.json"
@@ -119,9 +119,7 @@ def read_generation_config(folder: Path) -> Settings:
 
 def read_facts(folder: Path) -> Facts:
     """Read the facts about the model in `folder`. Raises ModelError for unreadable files."""
-    config = read_json(folder / "config.json")
-    if isinstance(inner := config.get("text_config"), dict):
-        config = inner
+    config = read_text_config(folder)
     generation = _optional(folder / "generation_config.json")
     settings = _optional(folder / "tokenizer_config.json")
     tokenizer = Tokenizer(folder / TOKENIZER)

@@ -212,7 +212,7 @@ class Answer:
             text="".join(piece.final for piece in self._text),
             token_ids=generation.answer,
             finish_reason=generation.finish_reason,
-            stopped_by=generation.stopped_by,
+            stopped_by=generation.text.stopped_by,
             stats=stats,
             prompt_tokens=generation.prompt_length,
             model=model.files.name,
@@ -225,7 +225,7 @@ class Answer:
             logprobs=generation.logprobs,
             prompt_logprobs=generation.prompt_logprobs,
             reasoning="".join(piece.reasoning for piece in self._text),
-            reasoning_tokens=generation.reasoning_tokens,
+            reasoning_tokens=generation.text.reasoning_tokens,
             exactness=exactness or {},
         )
         model.costs.store()

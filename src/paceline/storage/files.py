@@ -32,6 +32,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's `config.json`, or the part of it for text. Raises ModelError."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
 def read_text(path: Path) -> str:
     """Return the text of a model's file. Raises ModelError for a file that cannot be read."""
     try:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paceline.decoding.types import Best, Block, Logits, tap_name
 from paceline.engines.base import EngineSettings, KVSequence, StepResult
-from paceline.engines.kv_blocks import BlockPool, BlockTable, PooledEngine, PrefillTable
+from paceline.engines.kv_blocks import BlockPool, BlockTable, PooledEngine
 from paceline.errors import InvalidRequest, ModelError
 from paceline.storage.coreml import EMBEDDINGS
 from paceline_coreml.engine.artifact import CAUSAL_LM, ROTARY, Artifact, read_artifact
@@ -39,7 +39,7 @@ _DEFAULT_SEQUENCES = 4
 """Default number of open sequences; each has its own states."""
 
 
-class CoreMlSequence(PrefillTable):
+class CoreMlSequence(BlockTable):
     """A sequence whose convolution states can be rolled back by a limited number of rows.
 
     Decoded tokens' KV is also shareable if decode passes have the same rows as prefill passes.
@@ -50,6 +50,8 @@ class CoreMlSequence(PrefillTable):
         self._artifact = artifact
         self._max_rollback = artifact.ring - artifact.lags if artifact.lags else artifact.slots
         self._written = 0
+        self.states: list[Any] = []
+        """One per layer shard; new ones replace them when the sequence is empty."""
 
     def ran(self, block: Block) -> None:
         one_role = self._artifact.decode_rows == self._artifact.rows
@@ -79,10 +81,11 @@ class CoreMlSequence(PrefillTable):
         del length
         return 0
 
-    def fork(self, length: int) -> Self:
-        if length < 0:
-            raise ValueError(f"cannot fork {length} slots of a sequence with {self.length}")
+    def _new(self) -> Self:
         return type(self)(self._pool, self._artifact)
+
+    def _copy(self, fork: Self, shared: int) -> None:
+        raise NotImplementedError("states cannot be copied; see `fork_length`")
 
 
 class CoreMlEngine(PooledEngine[CoreMlSequence]):
@@ -152,7 +155,6 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         # A sequence's slots are its states, allocated all at once: a KV block is a whole context.
         sequences = -(-tokens // artifact.slots)
         self._pool = BlockPool(sequences, artifact.slots)
-        self._states: list[list[Any]] = [[] for _ in range(sequences)]
         self._logits = np.zeros((0, artifact.vocab_size), np.float32)
         self._parts: dict[str, float] = {}
         self.load_seconds = perf_counter() - started
@@ -208,7 +210,7 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
         return "emulated: times are numpy's on this machine, and not those of a Neural Engine"
 
     def _run(
-        self, table: BlockTable, block: Block, logits: Logits, best: Best | None
+        self, table: CoreMlSequence, block: Block, logits: Logits, best: Best | None
     ) -> dict[str, Floats]:
         """Run one sequence's block in as few passes as possible; return tap name -> [T, d]."""
         states = self._states_of(table)
@@ -234,14 +236,12 @@ class CoreMlEngine(PooledEngine[CoreMlSequence]):
             bucket.head(stream, first, logits[logit_rows], picks, self._parts)
         return {name: np.concatenate(rows) for name, rows in tapped.items()}
 
-    def _states_of(self, table: BlockTable) -> list[Any]:
+    def _states_of(self, table: CoreMlSequence) -> list[Any]:
         """Return a sequence's states, one per layer shard; they are new if it is empty."""
-        (number,) = table.blocks(0) or table.blocks(1)
         if table.length == 0:
             # All functions of a package can use its states, one at a time.
-            packages = self._decode[0].packages.layers
-            self._states[number] = [package.make_state() for package in packages]
-        return self._states[number]
+            table.states = [package.make_state() for package in self._decode[0].packages.layers]
+        return table.states
 
 
 def _buckets(

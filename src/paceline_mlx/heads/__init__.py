@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.drafters.heads import HeadFacts, OpenHead
+from paceline.storage.files import read_text_config
+from paceline_mlx.heads import mtp
+from paceline_mlx.heads.config import architecture
+from paceline_mlx.heads.dflash import checkpoint
 
 _BITS: Final = (4, 8)
 _USUAL_LAYERS = 32
@@ -29,13 +33,10 @@ class _DFlash:
 
     def read(self, folder: Path) -> Any:
         """Return the config of a checkpoint; does not import MLX."""
-        from paceline_mlx.heads.dflash.checkpoint import read_config
-
-        return read_config(folder)
+        return checkpoint.read_config(folder)
 
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
-        taps: tuple[int, ...] = self.read(folder).taps
-        return taps
+        return checkpoint.read_config(folder).taps
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
         from paceline_mlx.heads.dflash.network import Network
@@ -43,26 +44,21 @@ class _DFlash:
         return Network(folder, engine.model, **options)
 
     def facts(self, folder: Path) -> HeadFacts | None:
-        from paceline_mlx.heads.config import architecture
-        from paceline_mlx.heads.dflash.checkpoint import FORMS, read_config
-
-        if (name := architecture(folder)) not in FORMS:
-            return None
-        return read_config(folder).facts("dflash", FORMS[name])
+        form = checkpoint.FORMS.get(architecture(folder) or "")
+        return checkpoint.read_config(folder).facts("dflash", form) if form else None
 
 
 class _Mtp:
     options: Mapping[str, Sequence[int]] = {"bits": _BITS, "length": (), "vocab": ()}
 
     def is_inside(self, target: Path) -> bool:
-        from paceline_mlx.heads.mtp.qwen3_5 import has_head
-
-        return has_head(target)
+        return mtp.qwen3_5.has_head(target)
 
     def taps(self, folder: Path, target: Path) -> tuple[int, ...]:
-        from paceline_mlx.heads.mtp import layers_of, read_config
-
-        return read_config(folder, lambda: layers_of(target)).taps
+        config = mtp.read_config(
+            folder, lambda: int(read_text_config(target).get("num_hidden_layers", 0))
+        )
+        return config.taps
 
     def open(self, folder: Path, engine: Any, options: Mapping[str, int]) -> OpenHead:
         from paceline_mlx.heads.mtp.network import ChainNetwork
@@ -70,12 +66,9 @@ class _Mtp:
         return ChainNetwork(folder, engine.model, **options)
 
     def facts(self, folder: Path) -> HeadFacts | None:
-        from paceline_mlx.heads.config import architecture
-        from paceline_mlx.heads.mtp.eagle3 import ARCHITECTURES, read_config
-
-        if architecture(folder) not in ARCHITECTURES:
+        if architecture(folder) not in mtp.eagle3.ARCHITECTURES:
             return None
-        return read_config(folder, lambda: _USUAL_LAYERS).facts("mtp", "EAGLE-3")
+        return mtp.eagle3.read_config(folder, lambda: _USUAL_LAYERS).facts("mtp", "EAGLE-3")
 
 
 DFLASH, MTP = _DFlash(), _Mtp()

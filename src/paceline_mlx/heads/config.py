@@ -106,10 +106,11 @@ def architecture(folder: Path) -> str | None:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
-def with_fields_of(kind: type[_T], file: object, **values: Any) -> _T:
-    """Create a dataclass from a parsed file's fields of the same names, and `values`."""
-    named = {field.name for field in fields(kind) if hasattr(file, field.name)}  # type: ignore[arg-type]
-    return kind(**{name: getattr(file, name) for name in named} | values)
+def with_fields_of(kind: type[_T], *files: object, **values: Any) -> _T:
+    """Create a dataclass from parsed files' fields of the same names, and `values`."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    named = {name: getattr(file, name) for file in files for name in names if hasattr(file, name)}
+    return kind(**named | values)
 
 
 @dataclass(kw_only=True)

@@ -30,9 +30,9 @@ class DFlashDrafter(MlxDrafter):
         if not (cache.pending or len(cache)):
             return (), ()
         rows = cache.take_pending()
-        sampler = self._sampler.following(context)
+        self._sampler.follow(context)
         drafted: tuple[Sequence[int], Sequence[float]] = self._network.draft(
-            cache, context[-1], len(context) - 1, rows, sampler=sampler
+            cache, context[-1], len(context) - 1, rows, sampler=self._sampler
         )
         return drafted
 
@@ -51,9 +51,9 @@ class MtpDrafter(MlxDrafter):
         cache.complete(context[-1])
         rows = cache.take_pending()
         assert rows is not None
-        sampler, count = self._sampler.following(context), min(limit, self._network.length)
+        self._sampler.follow(context)
         drafted: tuple[Sequence[int], Sequence[float]] = self._network.draft(
-            cache, rows, count, MIN_CHANCE, sampler=sampler
+            cache, rows, min(limit, self._network.length), MIN_CHANCE, sampler=self._sampler
         )
         return drafted
 

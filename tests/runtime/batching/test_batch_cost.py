@@ -13,9 +13,8 @@ import pytest
 from paceline.decoding.auto import Acceptance, Auto
 from paceline.decoding.costs import CostTable
 from paceline.decoding.types import Block, Proposal
-from paceline.engines.base import StepResult
+from paceline.engines.base import KVSequence, StepResult
 from paceline.engines.costs import SharedCosts
-from paceline.engines.kv_blocks import BlockTable
 from paceline.models import ModelFiles
 from paceline.options import Options
 from paceline.runtime.batching import batch
@@ -162,7 +161,7 @@ PROMPTS = [[at % 8 + 8 * number for at in range(30)] for number in range(8)]
 class Unshared(ToyEngine):
     shares_calls = False
 
-    def step(self, work: Sequence[tuple[BlockTable, Block]]) -> StepResult:
+    def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
         seconds = sum(EACH(len(block.tokens)) for _, block in work)
         return super().step(work)._replace(seconds=seconds)
 
@@ -174,7 +173,7 @@ def test_prefill_passes_are_short_on_a_slow_machine_to_allow_cancelling(
     calls: list[int] = []
 
     class Timed(ToyEngine):
-        def step(self, work: Sequence[tuple[BlockTable, Block]]) -> StepResult:
+        def step(self, work: Sequence[tuple[KVSequence, Block]]) -> StepResult:
             ((_, block),) = work
             calls.append(len(block.tokens))
             return super().step(work)._replace(seconds=row * len(block.tokens))

@@ -16,9 +16,6 @@ from paceline.decoding.types import Logits
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline.drafters.native.cache import DraftCache, DraftNetwork
 
-_NEAR = 16
-"""Scores further below the best are ignored: 200,000 of them are less than 0.03 of it."""
-
 
 class BlockNetwork(DraftNetwork):
     name = "dflash"
@@ -32,7 +29,7 @@ class BlockNetwork(DraftNetwork):
             cache.context.inject(cache.take()[0], cache.start)
 
     def draft(
-        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
+        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler
     ) -> tuple[list[int], list[float]]:
         self.fill(cache)
         file, position = self._file, len(context) - 1
@@ -43,11 +40,11 @@ class BlockNetwork(DraftNetwork):
         cache.context.truncate(position)
         if file.candidates:
             return self._selected(hidden[1:], position, sampler)
-        tokens, chances = picked(logits[file.first :], position, sampler)
+        tokens, chances = sampler.pick_rows(logits[file.first :], position + 1)
         return tokens, hidden[file.first :, 0].tolist() if file.confident else chances
 
     def _selected(
-        self, lattice: Logits, position: int, sampler: DraftSampler | None
+        self, lattice: Logits, position: int, sampler: DraftSampler
     ) -> tuple[list[int], list[float]]:
         """Return the path through the candidates: each is chosen given the one before it.
 
@@ -61,27 +58,8 @@ class BlockNetwork(DraftNetwork):
         for at, row in enumerate(lattice):
             candidates = row[:count].astype(np.int64)
             scores = row[count : count * (1 + count)].reshape(count, count)[before]
-            if sampler is None:
-                before = int(scores.argmax())
-                token, chance = int(candidates[before]), _chance(scores)
-            else:
-                token, chance = sampler.pick(scores, position + 1 + at, candidates)
-                before = int(np.flatnonzero(candidates == token)[0])
+            token, chance = sampler.pick(scores, position + 1 + at, candidates)
+            before = int(np.flatnonzero(candidates == token)[0])
             tokens.append(token)
             chances.append(chance)
         return tokens, chances
-
-
-def picked(
-    logits: Logits, position: int, sampler: DraftSampler | None
-) -> tuple[list[int], list[float]]:
-    """Return the drafts and their probabilities for rows of logits [n, vocab] after `position`."""
-    if sampler is not None:
-        return sampler.pick_rows(logits, position + 1)
-    return logits.argmax(axis=1).tolist(), [_chance(row) for row in logits]
-
-
-def _chance(scores: Logits) -> float:
-    """Return the softmax of the highest score; scores too low to matter are ignored."""
-    best = scores.max()
-    return float(1 / np.exp(scores[scores > best - _NEAR] - best).sum())

@@ -112,7 +112,7 @@ class DraftNetwork(ABC):
 
     @abstractmethod
     def draft(
-        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
+        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler
     ) -> tuple[list[int], list[float]]:
         """Draft after a text whose tokens were all observed, except the last.
 
@@ -128,8 +128,8 @@ class NativeDrafter(HeadDrafter):
         known, last = self._cache.end, len(context) - 1
         if not (0 < known <= last and (known == last or self._network.may_skip)):
             return (), ()
-        sampler = self._sampler.following(context)
-        return self._network.draft(self._cache, context, limit, sampler)
+        self._sampler.follow(context)
+        return self._network.draft(self._cache, context, limit, self._sampler)
 
     def observe(self, computed: ComputedBlock) -> None:
         self._drafted_at = -1

@@ -16,7 +16,6 @@ import numpy as np
 from paceline.decoding.types import Logits
 from paceline.drafters.draft_sampling import DraftSampler
 from paceline.drafters.heads import MIN_CHANCE
-from paceline.drafters.native.block import picked
 from paceline.drafters.native.cache import DraftCache, DraftNetwork
 from paceline.drafters.native.file import DraftFile
 
@@ -49,18 +48,18 @@ class ChainNetwork(DraftNetwork):
         cache.pending = [states[count:]]
 
     def draft(
-        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler | None
+        self, cache: DraftCache, context: Sequence[int], limit: int, sampler: DraftSampler
     ) -> tuple[list[int], list[float]]:
         if cache.pending:
             self.fill(cache)
-        (state,), _ = cache.take()
-        logits, state = self._run(cache, state[None], [context[-1]], outputs=1)
+        states, _ = cache.take()
+        logits, state = self._run(cache, states, [context[-1]], outputs=1)
         end = len(context) - 1 + self._shift
         tokens: list[int] = []
         chances: list[float] = []
         likely = 1.0
         while True:
-            (token,), (chance,) = picked(logits, len(context) - 1 + len(tokens), sampler)
+            token, chance = sampler.pick(logits[0], len(context) + len(tokens))
             tokens.append(token)
             chances.append(chance)
             likely *= chance

@@ -81,9 +81,8 @@ def _read(path: Path, _changed: int) -> DraftFile | None:
 
 
 def _dflash(path: Path, content: GgufFile) -> DraftFile:
-    tensors = {tensor.name: tensor.shape for tensor in content.tensors}
+    tensors = {tensor.name for tensor in content.tensors}
     width = _number(path, content, "embedding_length")
-    layers = _layers(path, content)
     block = _number(path, content, "block_size", 16)
     is_dspark, is_second = "markov_w1.weight" in tensors, "selector_hidden.weight" in tensors
     mask, vocab = content.fields.get("tokenizer.ggml.mask_token_id"), _vocabulary(path, content)
@@ -91,12 +90,11 @@ def _dflash(path: Path, content: GgufFile) -> DraftFile:
         raise _fault(path, f"has blocks of {block} tokens", f"2 to {_MAX_BLOCK}")
     if not isinstance(mask, int) or not 0 <= mask < vocab:
         raise _fault(path, f"has the mask token {mask}", f"a number below {vocab}")
-    _check_shape(path, tensors, "fc.weight", (width, width * len(layers)))
     return DraftFile(
         path,
         "dflash",
         "DSpark" if is_dspark else "DFlash 2" if is_second else "DFlash",
-        tuple(layer - 1 for layer in layers),
+        _taps(path, content, width),
         width,
         vocab,
         block=block,
@@ -109,15 +107,12 @@ def _dflash(path: Path, content: GgufFile) -> DraftFile:
 
 
 def _eagle3(path: Path, content: GgufFile) -> DraftFile:
-    tensors = {tensor.name: tensor.shape for tensor in content.tensors}
     width = _number(path, content, "embedding_length")
     target_width = _number(path, content, "target_hidden_size")
-    layers = _layers(path, content)
-    if len(layers) != _EAGLE_LAYERS:
-        raise _fault(path, f"reads {len(layers)} layers", str(_EAGLE_LAYERS))
+    taps = _taps(path, content, target_width)
     if (count := _number(path, content, "block_count")) != 1:
         raise _fault(path, f"has {count} layers", "1")
-    _check_shape(path, tensors, "fc.weight", (width, target_width * _EAGLE_LAYERS))
+    tensors = {tensor.name for tensor in content.tensors}
     if "token_embd.weight" not in tensors and width != target_width:
         raise _fault(path, "has no embeddings of its own width", "token_embd.weight")
     vocab = _vocabulary(path, content)
@@ -126,16 +121,22 @@ def _eagle3(path: Path, content: GgufFile) -> DraftFile:
             tokens = tensor.data.view(np.int64) if tensor.kind == _INT64 else np.array([-1])
             if not 0 <= tokens.min() <= tokens.max() < vocab:
                 raise _fault(path, "drafts tokens that it does not have", f"0 to {vocab - 1}")
-    taps = tuple(layer - 1 for layer in layers)
     return DraftFile(path, "mtp", "EAGLE-3", taps, target_width, vocab)
 
 
-def _layers(path: Path, content: GgufFile) -> list[int]:
+def _taps(path: Path, content: GgufFile, target_width: int) -> tuple[int, ...]:
+    """Return the target's layers, from 0; checks the matrix that reads their states."""
     value = content.family_value("target_layers")
     layers: list[int] = value.values.tolist() if isinstance(value, NumberArray) else []
     if not layers or not all(isinstance(layer, int) and layer > 0 for layer in layers):
         raise _fault(path, f"reads layers {layers or 'unknown'}", "whole numbers of at least 1")
-    return layers
+    if content.family == "eagle3" and len(layers) != _EAGLE_LAYERS:
+        raise _fault(path, f"reads {len(layers)} layers", str(_EAGLE_LAYERS))
+    shape = next((tensor.shape for tensor in content.tensors if tensor.name == "fc.weight"), None)
+    expected = (_number(path, content, "embedding_length"), target_width * len(layers))
+    if shape != expected:
+        raise _fault(path, f"has fc.weight of {shape}", str(expected))
+    return tuple(layer - 1 for layer in layers)
 
 
 def _vocabulary(path: Path, content: GgufFile) -> int:
@@ -150,13 +151,6 @@ def _number(path: Path, content: GgufFile, key: str, default: int | None = None)
     if not isinstance(value, int) or value < 0:
         raise _fault(path, f"has {content.family}.{key} {value!r}", "a number")
     return value
-
-
-def _check_shape(
-    path: Path, tensors: dict[str, tuple[int, ...]], name: str, expected: tuple[int, int]
-) -> None:
-    if tensors.get(name) != expected:
-        raise _fault(path, f"has {name} of {tensors.get(name)}", str(expected))
 
 
 def _fault(path: Path, what: str, expected: str) -> ModelError:

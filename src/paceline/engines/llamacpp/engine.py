@@ -454,7 +454,7 @@ def open_llamacpp(
             if settings.device != "auto":
                 raise
             settings.progress.note(f"{path.name} runs on the CPU: {error}")
-            where = str(offload) if engine else "all layers on the CPU"
+    where = str(offload) if engine else "all layers on the CPU"
     engine = engine or LlamaCppEngine(path, context_length, settings, binding=binding)
     if devices:
         engine.remark = f"{where}; devices: {', '.join(map(str, devices))}"

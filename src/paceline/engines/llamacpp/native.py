@@ -138,7 +138,8 @@ class NativeModel:
         Raises ModelError for recurrent layers that cannot be rolled back.
         """
         rollback = int(self.recurrent)
-        sequence = self.sequence(ContextSettings(MIN_CONTEXT, _SOME_ROWS, threads, rollback))
+        settings = ContextSettings(MIN_CONTEXT, _SOME_ROWS, threads, rollback)
+        (sequence,) = self.context(settings).sequences
         rows = _SOME_ROWS // 4 if self.offload else _SOME_ROWS
         sizes = []
         for _ in range(2):
@@ -156,9 +157,6 @@ class NativeModel:
         """Create a context with empty sequences. Raises ModelError if memory is insufficient."""
         on_device = self.offload is not None
         return NativeContext(self, settings._replace(quantized=self.quantized, offloaded=on_device))
-
-    def sequence(self, settings: ContextSettings) -> "NativeSequence":
-        return self.context(settings._replace(sequences=1)).sequences[0]
 
 
 class Rows(NamedTuple):

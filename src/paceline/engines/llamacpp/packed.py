@@ -56,7 +56,7 @@ class PackedWeights:
         self._folder = folder
 
     def find(self, path: Path, binding: Binding) -> Path | None:
-        copy = self._path_of(path, binding, _COPY)
+        copy = self._path(path, binding)
         return copy if copy is not None and copy.exists() else None
 
     def find_or_make(self, path: Path, binding: Binding, progress: Progress) -> Path | None:
@@ -67,9 +67,10 @@ class PackedWeights:
             binding: the library.
             progress: shows long work.
         """
-        copy, none = (self._path_of(path, binding, ending) for ending in (_COPY, _NONE))
-        if copy is None or none is None or copy.exists():
+        copy = self._path(path, binding)
+        if copy is None or copy.exists():
             return copy
+        none = copy.with_suffix(_NONE)
         try:
             copy.parent.mkdir(parents=True, exist_ok=True)
             size = path.stat().st_size
@@ -89,13 +90,13 @@ class PackedWeights:
         return None
 
     def refuse(self, path: Path, binding: Binding) -> None:
-        copy, none = (self._path_of(path, binding, ending) for ending in (_COPY, _NONE))
-        with contextlib.suppress(OSError):
-            if copy is not None and none is not None:
-                none.touch()
+        if (copy := self._path(path, binding)) is not None:
+            with contextlib.suppress(OSError):
+                copy.with_suffix(_NONE).touch()
                 copy.unlink(missing_ok=True)
 
-    def _path_of(self, path: Path, binding: Binding, ending: str) -> Path | None:
+    def _path(self, path: Path, binding: Binding) -> Path | None:
+        """Return the path of a file's copy, if it may have one."""
         try:
             stat = path.stat()
         except OSError:  # opening the file reports it better
@@ -104,7 +105,7 @@ class PackedWeights:
             return None
         identity = (str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino)
         digest = digest_of([_FORM, binding.name, binding.version, *identity])
-        return self._folder / f"{digest}{ending}"
+        return self._folder / f"{digest}{_COPY}"
 
     def _remove_old(self, path: Path) -> None:
         """Remove copies of other versions of the file, and of deleted files."""

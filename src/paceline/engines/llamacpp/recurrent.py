@@ -47,7 +47,6 @@ class RecurrentSequence(LlamaSequence):
         super().__init__(pool, context_length, contexts)
         self._tokens: list[int] = []
         self._prefilled: list[bool] = []  # per token
-        self._block = Block([], 0)  # the uncommitted rows of the last block
         self._marks: set[int] = set()  # rows of the block whose preceding states are kept
         self._checkpoints: list[Checkpoint] = []  # ascending
         self._branch = 0  # requested length where this fork could not begin, or its last rewind
@@ -96,17 +95,12 @@ class RecurrentSequence(LlamaSequence):
         self._checkpoints = []
         self._contexts.forget(self)
 
-    def ran(self, block: Block) -> None:
-        super().ran(block)
-        self._block = block
-
     def commit(self, rows: int) -> None:
         tokens, prefill = self._block.tokens, self._block.prefill
         # Before the length: Ctrl-C in between leaves extra tokens, which are overwritten.
         self._tokens[self.length :] = tokens[:rows]
         self._prefilled[self.length :] = [prefill] * rows
         super().commit(rows)
-        self._block = Block(tokens[rows:], 0, prefill=prefill)
         self._cut()
 
     def rewind(self, length: int) -> None:
@@ -131,7 +125,6 @@ class RecurrentSequence(LlamaSequence):
     def close(self) -> None:
         super().close()
         self._tokens, self._prefilled, self._checkpoints = [], [], []
-        self._block = Block([], 0)
 
     def _shared(self, length: int) -> list[Checkpoint]:
         end = min(length, self.shareable_length)

@@ -22,11 +22,11 @@ from typing import NamedTuple, Self
 
 from paceline.decoding.types import Block, Logits, Taps
 from paceline.engines.base import KVState
-from paceline.engines.kv_blocks import BlockPool, PrefillTable
+from paceline.engines.kv_blocks import BlockPool, BlockTable
 from paceline.engines.llamacpp.binding import MIN_CONTEXT, ContextSettings, State
 from paceline.engines.llamacpp.native import NativeContext, NativeModel, NativeSequence
 from paceline.engines.rows import RowRange
-from paceline.errors import CacheFull, ModelError
+from paceline.errors import ModelError
 
 PADDING = 0
 """Token of padding rows; every vocabulary has it."""
@@ -208,7 +208,7 @@ def round_up_slots(slots: int) -> int:
     return -(-slots // MIN_CONTEXT) * MIN_CONTEXT
 
 
-class LlamaSequence(PrefillTable):
+class LlamaSequence(BlockTable):
     def __init__(self, pool: BlockPool, context_length: int, contexts: Contexts) -> None:
         super().__init__(pool, context_length)
         self._contexts = contexts
@@ -251,25 +251,10 @@ class LlamaSequence(PrefillTable):
     def failed(self) -> None:
         """Handle a failed or interrupted pass of the sequence."""
 
-    def fork_length(self, length: int) -> int:
-        return min(length, self.shareable_length)
-
-    def fork(self, length: int) -> Self:
-        if length < 0:
-            raise ValueError(f"fork({length}) of a sequence of {self.length} slots")
-        fork = type(self)(self._pool, self._context_length, self._contexts)
-        fork.shares_answers = self.shares_answers
-        shared = self.fork_length(length)
-        if not shared:
-            return fork
-        try:
-            fork.reserve(shared)
-        except CacheFull:
-            return fork
-        super(LlamaSequence, fork).commit(shared)
-        fork._shareable_length = shared
-        self._copy(fork, shared)
-        return fork
+    def _new(self) -> Self:
+        other = type(self)(self._pool, self._context_length, self._contexts)
+        other.shares_answers = self.shares_answers
+        return other
 
     def _copy(self, fork: Self, shared: int) -> None:
         self._contexts.copy(self, fork, shared)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from paceline.decoding.types import Block, Logits
 from paceline.engines.llamacpp.native import NativeSequence, Rows
 from paceline.engines.llamacpp.sequence import PADDING
+from paceline.engines.rows import grouped
 
 _WASTE = 2
 """A shared pass has at most this many times the rows of its blocks."""
@@ -32,14 +33,7 @@ def shared_calls(blocks: Mapping[int, SharedBlock], max_rows: int) -> Iterator[l
     order = sorted(
         blocks, key=lambda key: (id(blocks[key].place.context), blocks[key].place.number)
     )
-    call: list[int] = []
-    for key in order:
-        if call and not _may_share([blocks[other] for other in (*call, key)], max_rows):
-            yield call
-            call = []
-        call.append(key)
-    if call:
-        yield call
+    return grouped(order, lambda keys: _may_share([blocks[key] for key in keys], max_rows))
 
 
 def _may_share(blocks: Sequence[SharedBlock], max_rows: int) -> bool:

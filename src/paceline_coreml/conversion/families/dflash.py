@@ -61,8 +61,9 @@ def open_drafter(
             f"rows is {block}; {folder} was trained with blocks of {config.block_size}; choose "
             f"at most {config.block_size}"
         )
-    ends = config.embedding_scale, config.logit_scale, config.logit_cap
-    if config.chain or any(config.windows) or config.causal or ends != (1, 1, None):
+    scales = config.input_embedding_scale, config.output_multiplier
+    is_scaled = scales != (1, 1) or config.final_logit_softcapping
+    if config.chain or any(config.windows) or config.causal or is_scaled:
         raise ModelError(
             f"{folder} has a chain of drafts (DFlash 2, DSpark), a sliding window, causal blocks, "
             "or scaled embeddings or logits; Core ML supports only plain DFlash"

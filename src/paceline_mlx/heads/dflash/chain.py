@@ -45,11 +45,11 @@ class ChainHead:
                 self._small[name] = np.array(values.astype(mx.float32))
 
     def choose(
-        self, rows: Candidates, token: int, position: int, sampler: DraftSampler | None = None
+        self, rows: Candidates, token: int, position: int, sampler: DraftSampler
     ) -> tuple[list[int], list[float]]:
         """Return the drafts after `token`, which is at `position`, and their probabilities.
 
-        Each draft is the most likely token after the one before it, or the pick of `sampler`.
+        Each draft is the pick of `sampler` after the one before it.
         """
         drafts: list[int] = []
         chances: list[float] = []
@@ -58,12 +58,7 @@ class ChainHead:
             row = Candidates(*(array[at] for array in rows))
             before = _rows(self._tables[0], token) if self._tables else state
             scores, state = self._scores(row, before, state)
-            if sampler is not None:
-                token, chance = sampler.pick(scores, position + 1 + at, row.tokens)
-            else:
-                best = int(scores.argmax())
-                token = int(row.tokens[best])
-                chance = float(1 / np.exp(scores - scores[best]).sum())
+            token, chance = sampler.pick(scores, position + 1 + at, row.tokens)
             if self._chain.confidence:
                 chance = self._confidence(row.hidden, before)
             drafts.append(token)

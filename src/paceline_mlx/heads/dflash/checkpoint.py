@@ -106,16 +106,13 @@ class Config(HeadConfig):
     first_drafted: int = 1
     """First row of a block whose output is a draft. 0 (DSpark): row i drafts the token after it;
     1: row i drafts the token at its own position."""
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_cap: float | None = None
-    """Logits are cap * tanh(logits / cap)."""
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    """Factor of the logits."""
+    final_logit_softcapping: float | None = None
+    """Logits are then cap * tanh(logits / cap); None or 0: they are not changed."""
     convolution: Convolution | None = None
     chain: Chain | None = None
-
-    def is_causal(self, window: int | None) -> bool:
-        """Return whether layers with this window are causal inside a block."""
-        return window is not None if self.causal is None else self.causal
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d = self.hidden_size
@@ -232,21 +229,9 @@ def read_config(folder: Path) -> Config:
         if nested.selector_top_k > dflash2.vocab_size:
             faults.append(f"selector_top_k {nested.selector_top_k} is larger than the vocabulary")
         chain = Chain("selector", nested.selector_rank, nested.selector_top_k)
-        extra = {"block_size": nested.block_size, "convolution": convolution, "chain": chain}
-        return _config(path, dflash2, _common(nested) | extra, faults)
+        return _config(path, dflash2, nested, faults, convolution=convolution, chain=chain)
     file = validated(_DFlashFile, raw, str(path), error=ModelError)
-    return _config(path, file, _common(file.dflash_config) | {"block_size": file.block_size}, [])
-
-
-def _common(nested: _DFlashConfig) -> dict[str, Any]:
-    return {
-        "taps": tuple(nested.target_layer_ids),
-        "mask_token_id": nested.mask_token_id,
-        "causal": nested.causal,
-        "embedding_scale": nested.input_embedding_scale,
-        "logit_scale": nested.output_multiplier,
-        "logit_cap": nested.final_logit_softcapping or None,
-    }
+    return _config(path, file, file.dflash_config, [])
 
 
 def _dspark(path: Path, raw: object) -> Config:
@@ -266,41 +251,35 @@ def _dspark(path: Path, raw: object) -> Config:
             confidence=file.enable_confidence_head,
             confidence_reads_draft=reads_draft,
         )
-    values = {
-        "taps": tuple(file.target_layer_ids),
-        "mask_token_id": file.mask_token_id,
-        "block_size": file.block_size,
-        "causal": False,
-        "first_drafted": 0,
-        "chain": chain,
-    }
-    file.is_causal = None  # if set, it describes the target; DSpark's code ignores it
-    return _config(path, file, values, faults)
+    file.is_causal = False  # if set, it describes the target; DSpark's code ignores it
+    return _config(path, file, file, faults, first_drafted=0, chain=chain)
 
 
-def _config(path: Path, file: _File, settings: dict[str, Any], faults: list[str]) -> Config:
-    """Return the config in a file. Raises ModelError if its values contradict each other."""
-    if faults := faults + _contradictions(file, settings):
-        raise ModelError(list_faults(str(path), faults))
-    kinds = file.layer_types or ["full_attention"] * file.num_hidden_layers
-    windows = [file.sliding_window if kind == "sliding_attention" else None for kind in kinds]
-    settings["causal"] = settings["causal"] if file.is_causal is None else file.is_causal
-    return with_fields_of(Config, file, windows=tuple(windows), **file.settings(), **settings)
+def _config(
+    path: Path, file: _File, drafts: _DFlashConfig | _DSparkFile, faults: list[str], **values: Any
+) -> Config:
+    """Return the config in a file. Raises ModelError if its values contradict each other.
 
-
-def _contradictions(file: _File, settings: dict[str, Any]) -> list[str]:
-    faults, kinds = file.head_faults(), file.layer_types
-    last_tap, mask = max(settings["taps"]), settings["mask_token_id"]
+    `drafts` has the fields for drafts: the file, or an object in it.
+    """
+    faults, layers = faults + file.head_faults(), file.num_hidden_layers
+    last_tap, mask = max(drafts.target_layer_ids), drafts.mask_token_id
     if last_tap >= file.num_target_layers:
         faults.append(f"layer {last_tap} is tapped; the target has {file.num_target_layers} layers")
     if mask >= file.vocab_size:
         faults.append(f"mask_token_id is {mask}; the vocabulary has {file.vocab_size} tokens")
-    if kinds is not None:
-        if len(kinds) != file.num_hidden_layers:
-            faults.append(f"layer_types has {len(kinds)} entries, not {file.num_hidden_layers}")
-        if "sliding_attention" in kinds and not (file.sliding_window or 0) > 0:
-            faults.append(f"sliding_window is {file.sliding_window} for sliding_attention")
-    return faults
+    kinds = file.layer_types if file.layer_types is not None else ["full_attention"] * layers
+    if len(kinds) != layers:
+        faults.append(f"layer_types has {len(kinds)} entries, not {layers}")
+    if "sliding_attention" in kinds and not (file.sliding_window or 0) > 0:
+        faults.append(f"sliding_window is {file.sliding_window} for sliding_attention")
+    if faults:
+        raise ModelError(list_faults(str(path), faults))
+    windows = [file.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    values |= {"taps": tuple(drafts.target_layer_ids), "windows": tuple(windows)}
+    if file.is_causal is not None:
+        values["causal"] = file.is_causal
+    return with_fields_of(Config, file, drafts, **file.settings(), **values)
 
 
 def read_tensors(folder: Path, config: Config) -> dict[str, Array]:

@@ -95,14 +95,14 @@ class Network(HeadNetwork):
         position: int,
         rows: NewRows | None = None,
         *,
-        sampler: DraftSampler | None = None,
+        sampler: DraftSampler,
     ) -> tuple[Sequence[int], Sequence[float]]:
         """Append rows to the cache and fill a block that begins with `token`, at `position`.
 
         `token` is the last one; its hidden states are not known yet. `rows` are the hidden states
-        of the newest tokens before it, if any. Returns the block's draft tokens, the most likely
-        ones or the picks of `sampler`, and their probabilities. Both are deferred unless a sampler
-        or a chain picked them.
+        of the newest tokens before it, if any. Returns the block's draft tokens, the picks of
+        `sampler`, and their probabilities. Without a chain, both are deferred if they are the most
+        likely ones.
         """
         if rows is not None and rows.start + len(rows.tapped) != position:
             self.prefill(cache, rows)
@@ -111,7 +111,7 @@ class Network(HeadNetwork):
         new = 0 if rows is None else len(rows.tapped)
         context = None if rows is None else self._context(rows.tapped)
         tokens = mx.array([token, *[self.config.mask_token_id] * (block - 1)])
-        hidden = self._embed(tokens) * self.config.embedding_scale
+        hidden = self._embed(tokens) * self.config.input_embedding_scale
         cache.drop_drafted()
         cache.positions += range(position - new, position)
         for number, layer in enumerate(self._layers):
@@ -135,9 +135,9 @@ class Network(HeadNetwork):
         logits = self._logits(hidden)
         if self._chain is not None:
             return self._chain.choose(self._candidates(logits, hidden), token, position, sampler)
-        if sampler is not None:
-            return sampler.pick_rows(np.array(logits), position + 1)
-        return _greedy(logits)
+        if sampler.picks_argmax:
+            return _greedy(logits)
+        return sampler.pick_rows(np.array(logits), position + 1)
 
     def _kernel(self, tensors: dict[str, Array], name: str, bits: int | None) -> Kernel | None:
         form = self.config.convolution
@@ -175,7 +175,7 @@ class Network(HeadNetwork):
 
         The mask is [block, rows + block] bool; None: nothing is masked.
         """
-        causal = self.config.is_causal(window)
+        causal = window is not None if self.config.causal is None else self.config.causal
         block_positions = np.arange(position, position + self.config.block_size)
         keys = np.array([*cache.positions[first:], *block_positions])
         if not causal and (window is None or block_positions[-1] - keys[0] < window):
@@ -190,11 +190,10 @@ class Network(HeadNetwork):
         """Compute the logits: [R, d] -> [R, vocab] float32."""
         config = self.config
         logits = self._target.head(hidden.astype(self._target_dtype)).astype(mx.float32)
-        if config.logit_scale != 1:
-            logits = logits * config.logit_scale
-        if config.logit_cap is not None:
-            logits = mx.tanh(logits / config.logit_cap) * config.logit_cap
-        return logits
+        if config.output_multiplier != 1:
+            logits = logits * config.output_multiplier
+        cap = config.final_logit_softcapping
+        return mx.tanh(logits / cap) * cap if cap else logits
 
     def _candidates(self, logits: Array, hidden: Array) -> Candidates:
         assert self.config.chain is not None
@@ -216,17 +215,16 @@ def _greedy(logits: Array) -> tuple[Sequence[int], Sequence[float]]:
     """
     chances = mx.exp(logits.max(axis=-1) - mx.logsumexp(logits, axis=-1))
     tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+
+    def on_host(array: Array, *also: Array) -> list[Any]:
+        mx.eval(array, *also)
+        numbers: list[Any] = np.array(array).tolist()
+        return numbers
+
     return (
-        DeferredRows(lambda: _to_host(tokens), len(logits), tokens),
-        DeferredRows(lambda: _to_host(chances, tokens), len(logits)),
+        DeferredRows(lambda: on_host(tokens), len(logits), tokens),
+        DeferredRows(lambda: on_host(chances, tokens), len(logits)),
     )
-
-
-def _to_host(array: Array, *also: Array) -> list[Any]:
-    """Evaluate all arrays; return the values of the first."""
-    mx.eval(array, *also)
-    numbers: list[Any] = np.array(array).tolist()
-    return numbers
 
 
 def _convolve(rows: Array, kernel: Array | None) -> Array:

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.storage.files import read_json
-from paceline_mlx.heads.config import CONFIG
 from paceline_mlx.heads.mtp import eagle3, qwen3_5
 from paceline_mlx.heads.mtp.head import ChainConfig
 
@@ -18,9 +16,3 @@ def read_config(folder: Path, target_layers: Callable[[], int]) -> ChainConfig:
     if qwen3_5.is_checkpoint(folder):
         return qwen3_5.read_config(folder)
     return eagle3.read_config(folder, target_layers)
-
-
-def layers_of(target: Path) -> int:
-    """Return a checkpoint's number of layers. Raises ModelError if its config cannot be read."""
-    config = read_json(target / CONFIG)
-    return int(config.get("text_config", config).get("num_hidden_layers", 0))

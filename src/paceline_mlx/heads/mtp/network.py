@@ -88,20 +88,20 @@ class ChainNetwork(HeadNetwork):
         limit: int,
         min_chance: float,
         *,
-        sampler: DraftSampler | None = None,
+        sampler: DraftSampler,
     ) -> tuple[list[int], list[float]]:
         """Append one or more rows, and draft after the last one.
 
-        Returns 1 to `limit` draft tokens and their probabilities. Each is the most likely token
-        after those before it, or the pick of `sampler`. The chain ends when all drafts so far are
-        right with less than the probability `min_chance`. The cache does not keep drafted rows.
+        Returns 1 to `limit` draft tokens and their probabilities. Each is the pick of `sampler`
+        after those before it. The chain ends when all drafts so far are right with less than the
+        probability `min_chance`. The cache does not keep drafted rows.
         """
         count = len(rows.following)
         surplus = max(count - PREFILL_CHUNK, 0)
         self.prefill(cache, _part(rows, 0, surplus))
         carried = self._append(cache, _part(rows, surplus, count))
         position = rows.start + count
-        if sampler is None:
+        if sampler.picks_argmax:
             drafted = self._likeliest(cache, carried, position, limit)
         else:
             drafted = self._sampled(cache, carried, position, sampler)

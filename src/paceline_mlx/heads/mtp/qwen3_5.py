@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from paceline.errors import ModelError
-from paceline.storage.files import read_json
+from paceline.storage.files import read_text_config
 from paceline.storage.validation import Limit, Positive, validated
 from paceline_mlx.heads.config import CONFIG, HeadDim, HeadFile, PositiveFloat, with_fields_of
 from paceline_mlx.heads.mtp.head import ChainConfig, HeadWeights
@@ -50,7 +50,7 @@ def has_head(folder: Path) -> bool:
 
     Checks everything but the values of its tensors.
     """
-    if not (is_checkpoint(folder) and _text_config(folder).get("mtp_num_hidden_layers")):
+    if not (is_checkpoint(folder) and read_text_config(folder).get("mtp_num_hidden_layers")):
         return False
     try:
         _tensors(folder, read_config(folder), finite=False)
@@ -60,13 +60,14 @@ def has_head(folder: Path) -> bool:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() and _text_config(folder).get("model_type") in _MODEL_TYPES
+    is_folder = (folder / CONFIG).is_file()
+    return is_folder and read_text_config(folder).get("model_type") in _MODEL_TYPES
 
 
 def read_config(folder: Path) -> ChainConfig:
     """Return the head's config from a checkpoint's `config.json`. Raises ModelError."""
     file = validated(
-        _TextConfig, _text_config(folder), f"{folder / CONFIG} (MTP head)", error=ModelError
+        _TextConfig, read_text_config(folder), f"{folder / CONFIG} (MTP head)", error=ModelError
     )
     rope, layers = file.rope_parameters, file.num_hidden_layers
     return with_fields_of(
@@ -135,9 +136,3 @@ def _shapes(config: ChainConfig) -> dict[str, tuple[int, ...]]:
         "target_norm.weight": (d,),
         **{f"layers.0.{name}": shape for name, shape in config.layer_shapes(d, gated=True).items()},
     }
-
-
-def _text_config(folder: Path) -> dict[str, Any]:
-    config = read_json(folder / CONFIG)
-    text = config.get("text_config", config)
-    return text if isinstance(text, dict) else {}
