@@ -30,14 +30,14 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 54_964,
+    "src": 54_983,
     "src/paceline": 35_086,
     "src/paceline/engines": 4_819,
     "src/paceline/models": 4_488,
     "src/paceline/runtime": 4_775,
     "src/paceline/server": 6_830,
     "src/paceline/cli": 4_004,
-    "tests": 48_791,
+    "tests": 48_796,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

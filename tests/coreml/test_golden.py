@@ -127,13 +127,17 @@ def test_other_families_pass_the_parity_check(model: str, weights: str, tmp_path
 
 def test_soft_expert_routing_is_compared_as_is(tmp_path: Path):
     checkpoint = tiny_checkpoint(tmp_path / "checkpoint", "zaya")
+    weights = dict(read_checkpoint(checkpoint)[1])
+    for name, weight in weights.items():  # packages have products with the rounded scales
+        weights[name] = weight * (1.0004 if name.endswith("hidden_states_scale") else 1)
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
     options = {"head_rows": VOCAB, "weights": "f16", "routing": "soft", "topology": "2"}
     artifact = convert_tiny(checkpoint, tmp_path / "artifact", **options)
     report = check(artifact, checkpoint)
     assert report.passed, report.text
+    assert report.value["layers"][-1]["nearness"]["error"]["worst"] < 4e-4
     assert report.value["top_1"]["nearness"]["cosine"]["median"] < 0.99
     assert "soft routing, compared with top-1: " in report.text
-    weights = dict(read_checkpoint(checkpoint)[1])
     weights["model.layers.1.mlp.experts.down_proj"][0] *= -1
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
     (fault, *_) = check(artifact, checkpoint).value["faults"]

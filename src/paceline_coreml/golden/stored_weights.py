@@ -115,7 +115,8 @@ class _Writer:
                 found = next(
                     (one for one in constants if constants[one].shape == tuple(tags.shape)), None
                 )
-                scale = self._numbers(parameters[merged[name]]).view(-1, 1, 1, 1)
+                # As the copy has it, so that its product is the stored weight.
+                scale = self._numbers(parameters[merged[name]]).half().float().view(-1, 1, 1, 1)
             if found is not None and constants[found].size == tags.numel():
                 stored = torch.from_numpy(np.array(constants.pop(found))).view(tags.shape)
                 self._put(tags.detach().long(), stored / scale)
