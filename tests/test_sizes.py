@@ -30,13 +30,13 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 54_983,
-    "src/paceline": 35_086,
+    "src": 54_864,
+    "src/paceline": 34_967,
     "src/paceline/engines": 4_819,
     "src/paceline/models": 4_488,
-    "src/paceline/runtime": 4_775,
-    "src/paceline/server": 6_830,
-    "src/paceline/cli": 4_004,
+    "src/paceline/runtime": 4_731,
+    "src/paceline/server": 6_760,
+    "src/paceline/cli": 3_990,
     "tests": 48_796,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""

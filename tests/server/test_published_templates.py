@@ -150,11 +150,11 @@ def test_every_published_template_can_continue_a_partial_response(published: dic
     system = {"role": "system", "content": "S"}
     chats = {"The capital is": [USER], "The capital is ": [system, USER, CALLED, RESULT, USER]}
     for (model, files), (begun, before) in product(published.items(), chats.items()):
-        chat = [*before, {"role": "assistant", "content": begun}]
-        messages, tools, is_begun = template_chat(files, chat, [TOOL])
-        text = render_chat(files, messages, {}, tools, begun=is_begun).text
-        closed = files.template.render(messages, tools=tools, add_generation_prompt=False)
+        fitted = template_chat(files, [*before, {"role": "assistant", "content": begun}], [TOOL])
+        text, messages = render_chat(files, fitted, {}).text, fitted.messages
+        closed = files.template.render(messages, tools=fitted.tools, add_generation_prompt=False)
         is_open = text.endswith(begun) and closed.startswith(text.rstrip())
-        if not is_open and text != render_chat(files, messages[:-1], {}, tools).text + begun:
+        earlier = fitted._replace(messages=messages[:-1], begun=False)
+        if not is_open and text != render_chat(files, earlier, {}).text + begun:
             faults.append((model, text))
     assert faults == []

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
 
@@ -67,8 +67,7 @@ class AnswerArguments:
         for name, written in self.given.items():
             if written not in (None, ()):
                 options[name] = value_of(name, written)
-        result: Options = options
-        return result
+        return cast("Options", options)
 
 
 def value_of(name: str, written: Any) -> Any:

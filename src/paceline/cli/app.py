@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             errors = "surrogateescape" if stream is sys.stdin else "backslashreplace"
             encoding = None if stream.isatty() else "utf-8"
             stream.reconfigure(encoding=encoding, errors=errors, newline=None)
-    _reach_this_machine()
+    if any(name.lower().endswith("_proxy") for name in os.environ):
+        # The Hugging Face client and pip also reach loopback addresses without a proxy.
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = direct_hosts()
     command = get_command(app)
     command.context_settings["help_option_names"] = ["-h", "--help"]
     words = translated(sys.argv[1:] if arguments is None else arguments)
@@ -114,12 +116,6 @@ def _open_closed_streams() -> None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:  # else `print` writes errors to standard output
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-
-
-def _reach_this_machine() -> None:
-    """Also let the Hugging Face client and pip reach loopback addresses without a proxy."""
-    if any(name.lower().endswith("_proxy") for name in os.environ):
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = direct_hosts()
 
 
 def translated(words: Sequence[str]) -> list[str]:

@@ -68,17 +68,14 @@ def decide(
     rows = list[list[str]]()
     for answer in result.answers:
         of_question = answer.question
-        best = f"{answer.score:.2f}" if of_question.type == "score" else _choice_text(answer.choice)
+        label = answer.choice if isinstance(answer.choice, str) else json.dumps(answer.choice)
+        best = f"{answer.score:.2f}" if of_question.type == "score" else label
         first = [of_question.name or of_question.instructions, best]
         for option, part in zip(of_question.options.values(), answer.probabilities, strict=True):
             rows.append([*first, option, f"{part:.4f}"])
             first = ["", ""]
     print_table(["question", "answer", "option", "probability"], rows)
     return 0
-
-
-def _choice_text(choice: str | bool) -> str:
-    return choice if isinstance(choice, str) else json.dumps(choice)
 
 
 def _question(text: str, choices: list[str], levels: list[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A server registers in the cache folder with a file that stays locked while the s
 """
 
 import contextlib
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequest, PacelineError, proxy_fault
-from paceline.system.machine import Release, cache_dir, lock_path
+from paceline.system.machine import Release, cache_dir, is_loopback, lock_path
 
 _Client = TypeVar("_Client")
 
@@ -108,8 +107,7 @@ def key_for(url: str, key: str | None) -> str | None:
 def _is_here(url: str) -> bool:
     """Return whether a URL has a loopback address."""
     try:
-        host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
         return False
 

@@ -10,8 +10,9 @@ the engine's forward pass, or as sampling.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.decoding.generation import Generation, Speculation
 from paceline.decoding.types import Block, Piece, Step
@@ -20,7 +21,7 @@ from paceline.engines.exact import BATCH, BLOCK_LENGTH, CHUNKED_PREFILL, PREFIX_
 from paceline.errors import InvalidRequest
 from paceline.models import Progress
 from paceline.runtime.request import Request, RequestDrafters
-from paceline.runtime.result import Result, Stats
+from paceline.runtime.result import Result
 
 if TYPE_CHECKING:
     from paceline import Model
@@ -66,23 +67,31 @@ class PrefillJob(ABC):
         return
 
 
+class AnswerRequest(Protocol):
+    """The parts of the scheduler's request that an answer needs."""
+
+    model: "Model"
+    tokens: list[int]  # the prompt
+    request: Request
+    started: float  # `perf_counter`
+
+    def empty_result(self) -> Result: ...
+
+
 class Answer:
     """One answer: its generation, its KV sequence, and its times."""
 
     def __init__(
         self,
-        model: "Model",
-        tokens: Sequence[int],
-        request: Request,
+        queued: AnswerRequest,
         sequence: KVSequence,
         drafters: RequestDrafters,
-        *,
-        started: float,
         make_room: Callable[[], None],
     ) -> None:
-        """Answer `tokens`, asked at `started`; see `Model._open_answer`."""
-        self._model, self.request, self.drafters = model, request, drafters
-        self.engine, self.sequence = model.engine, sequence
+        """Answer a request; see `Model._open_answer`."""
+        self._model, self.request, self.drafters = queued.model, queued.request, drafters
+        self._empty = queued.empty_result()  # not `queued` itself, which refers to its answer
+        self.engine, self.sequence = self._model.engine, sequence
         self.policy = drafters.policy
         self.cached = sequence.length > 0
         self.chunked = False
@@ -90,19 +99,19 @@ class Answer:
         """True if a forward pass also had other sequences."""
         self.failed = False
         """True if an error ended it."""
-        self.stats = Stats(load_seconds=model.load_seconds, cached_tokens=sequence.length)
+        self.stats = replace(self._empty.stats, cached_tokens=sequence.length)
         self.result: Result | None = None
         """The result after `close`."""
         self._make_room = make_room
         self._block_length = 0
         self._text: list[Piece] = []
-        self._started = self._began = self._drafted = started
+        self._started = self._began = self._drafted = queued.started
         drafts = [*drafters.probes, *drafters.asked]
         try:
             self.generation = Generation(
-                tokens,
-                model._target,
-                request.rules(model.files.stop_token_ids),
+                queued.tokens,
+                self._model._target,
+                self.request.rules(self._model.files.stop_token_ids),
                 Speculation(drafters.policy, drafts, self.stats),
                 sequence.length,
             )
@@ -208,20 +217,15 @@ class Answer:
         generation.close()
         assert generation.finish_reason is not None
         exactness = None if self.failed else self.compare()
-        self.result = Result(
+        self.result = replace(
+            self._empty,
             text="".join(piece.final for piece in self._text),
             token_ids=generation.answer,
             finish_reason=generation.finish_reason,
             stopped_by=generation.text.stopped_by,
             stats=stats,
-            prompt_tokens=generation.prompt_length,
-            model=model.files.name,
             engine=self.engine.name,
-            drafter=str(self.request.drafter),
-            policy=self.request.policy,
             exact=model._exactness.holds(exactness, generation.token_count),
-            seed=self.request.sampling.seed,
-            settings=self.request.settings,
             logprobs=generation.logprobs,
             prompt_logprobs=generation.prompt_logprobs,
             reasoning="".join(piece.reasoning for piece in self._text),

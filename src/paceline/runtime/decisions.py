@@ -30,7 +30,7 @@ from paceline.engines.base import KVSequence, StepResult
 from paceline.errors import InvalidRequest
 from paceline.models import ModelFiles
 from paceline.runtime.answer import PrefillJob
-from paceline.runtime.prompt import Message, encode_prompt, render_chat, text_of
+from paceline.runtime.prompt import Message, TemplateChat, encode_prompt, render_chat, text_of
 from paceline.runtime.request import Request
 
 MAX_QUESTIONS = 400
@@ -263,12 +263,12 @@ def _codes(files: ModelFiles, variables: Mapping[str, Any], count: int) -> dict[
 
     Some templates write a space before an answer, which is then part of a label's token.
     """
-    user: Message = {"role": "user", "content": "?"}
-    prompt = begun = render_chat(files, [user], variables).text
+    user = {"role": "user", "content": "?"}
+    prompt = begun = render_chat(files, TemplateChat([user]), variables).text
     first = _LABELS[0]
     try:
-        answer: Message = {"role": "assistant", "content": first}
-        text = render_chat(files, [user, answer], variables, begun=True).text
+        answer = {"role": "assistant", "content": first}
+        text = render_chat(files, TemplateChat([user, answer], begun=True), variables).text
     except InvalidRequest:  # the template cannot leave an answer open
         text = prompt + first
     if text.startswith(prompt) and text.endswith(first):

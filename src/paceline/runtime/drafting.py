@@ -34,7 +34,7 @@ from paceline.engines.costs import StoredCosts, measure
 from paceline.errors import ModelError
 from paceline.models import QUIET, ModelFiles, Progress, cache_dir, resolve, resolve_drafter
 from paceline.models.published import Installed
-from paceline.runtime.answer import Answer
+from paceline.runtime.answer import Answer, AnswerRequest
 from paceline.runtime.exactness import MEASUREMENTS
 from paceline.runtime.kept import FOLDER, KeptAnswers, Stored, model_named_in
 from paceline.runtime.request import Request, RequestDrafters
@@ -129,28 +129,20 @@ class Drafting:
         """Return the KV slots of the drafter's own model, for all requests; None if not open."""
         return drafters.slots(drafter, self.resources)
 
-    def of_request(
-        self,
-        request: Request,
-        prompt_length: int,
-        cost: Callable[[], CostTable],
-        memory: DraftKV | None = None,
-        fault: Fault | None = None,
-    ) -> RequestDrafters:
+    def of_request(self, queued: AnswerRequest, memory: DraftKV, fault: Fault) -> RequestDrafters:
         """Make the drafters of a request, and their policy; see `Model._open_answer`."""
+        request, prompt_length = queued.request, len(queued.tokens)
         kept = None if self.kept is None or request.private else self.kept.text
         alone = RequestContext(prompt_length=prompt_length, sampling=request.sampling, kept=kept)
         prediction = request.prediction[: self.resources.opened.context_length]
-        kv = DraftKV() if memory is None else memory
-        context = replace(alone, kv=kv, prediction=prediction)
+        context = replace(alone, kv=memory, prediction=prediction)
         asked = drafters.create(request.drafter, self.resources, context)
-        if fault is not None:
-            asked = [GuardedDrafter(drafter, fault) for drafter in asked]
+        guarded = [GuardedDrafter(drafter, fault) for drafter in asked]
         watched = drafters.create(request.probe or DrafterSpec(), self.resources, alone)
         probes = [Probe(drafter, request.max_block - 1) for drafter in watched]
         acceptance = self.acceptance.discounted()
-        policy = request.policy_for(cost, acceptance, prompt_length)
-        return RequestDrafters(asked, probes, policy, acceptance)
+        policy = request.policy_for(queued.model.costs.table, acceptance, prompt_length)
+        return RequestDrafters(guarded, probes, policy, acceptance)
 
     def learn(self, answer: Answer) -> None:
         """Learn from an answer that has ended, for the drafts of later ones."""

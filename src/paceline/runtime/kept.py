@@ -14,6 +14,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from paceline.decoding.stopping import Repetition, RepetitionDetector
@@ -78,7 +79,10 @@ class KeptAnswers:
         if self._failed or len(tokens) < 2 or _repeats(answer):
             return
         try:
-            self._begin()
+            if not self._begun:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_json(self._folder / _MODEL, {"model": self._model})
+                self._begun = True
             # The line begins with a newline, so that a truncated line does not corrupt others.
             append_bytes(self._log, f"\n{_line(tokens)}\n".encode())
             size = self._log.stat().st_size
@@ -113,18 +117,14 @@ class KeptAnswers:
         except (ModelError, OSError) as error:
             self._note(f"{_reason(error)}; it is ignored, and counted again from the next answers")
 
-    def _begin(self) -> None:
-        if not self._begun:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_json(self._folder / _MODEL, {"model": self._model})
-            self._begun = True
-
     def _count(self) -> None:
         """Count all answers and replace the counts; runs in a thread."""
         try:
             content = self._log.read_bytes()
             answers = self._answers(content)
-            newest = _newest(answers, MAX_TOKENS)
+            lengths = accumulate(map(len, reversed(answers)))
+            dropped = sum(length > MAX_TOKENS for length in lengths)
+            newest = answers[dropped:]
             size = len(content)
             if sum(map(len, newest)) * _SPARE < sum(map(len, answers)):
                 # An answer that another process appends now is lost, which only costs drafts.
@@ -212,15 +212,6 @@ def _repeats(answer: Result) -> bool:
         return False
     detector = RepetitionDetector(LOOP)
     return reason == FinishReason.REPETITION or any(map(detector.push, answer.token_ids))
-
-
-def _newest(answers: Sequence[list[int]], tokens: int) -> Sequence[list[int]]:
-    """Return the newest answers with at most `tokens` tokens together, oldest first."""
-    first = len(answers)
-    while first and len(answers[first - 1]) <= tokens:
-        first -= 1
-        tokens -= len(answers[first])
-    return answers[first:]
 
 
 def _line(answer: Sequence[int]) -> str:

@@ -476,17 +476,8 @@ class Model:
         KV for the measurement of exactness. Raises InvalidRequest for the prompt or an option, and
         ModelError for a drafter.
         """
-        tokens, request, cost = queued.tokens, queued.request, self.costs.table
-        drafters = self.drafting.of_request(request, len(tokens), cost, prefix.memory, fault)
-        answer = Answer(
-            self,
-            tokens,
-            request,
-            prefix.sequence,
-            drafters,
-            started=queued.started,
-            make_room=make_room,
-        )
+        drafters = self.drafting.of_request(queued, prefix.memory, fault)
+        answer = Answer(queued, prefix.sequence, drafters, make_room)
         if self.files.weights_bytes <= _SMALL_BYTES:  # now, before the prompt takes slots
             answer.compare(self.drafting.progress)
         return answer

@@ -11,9 +11,10 @@ Invariant: a text of a message is guarded before paceline's own texts are added 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from paceline.decoding.reasoning import ReasoningMarks
@@ -137,16 +138,16 @@ def encode_prompt(files: ModelFiles, prompt: Prompt, request: Request) -> tuple[
     messages = cast("Sequence[Message]", prompt)
     if request.system is not None:
         messages = _with_system(messages, request.system)
-    messages, _, begun = template_chat(files, messages, parse_special=request.parse_special)
+    chat = template_chat(files, messages, parse_special=request.parse_special)
     control, variables = files.control_text, dict(request.template_kwargs)
     files.thinking.check(variables, TEMPLATE_NAMES)
     if not request.parse_special:
         variables = control.guarded(variables)
     if request.think is not None:
         variables = {**files.thinking.switch(request.think), **variables}
-    if request.constraint is not None and begun:
+    if request.constraint is not None and chat.begun:
         raise InvalidRequest(BEGUN_STRUCTURE)
-    text, thoughts = render_chat(files, messages, variables, begun=begun)
+    text, thoughts = render_chat(files, chat, variables)
     return control.encode(text), _with_thoughts(request, thoughts)
 
 
@@ -167,9 +168,9 @@ class TemplateChat(NamedTuple):
     """The input of a chat template."""
 
     messages: list[dict[str, Any]]
-    tools: list[Mapping[str, Any]] | None
+    tools: list[Mapping[str, Any]] | None = None
     """Tools that the template describes; None: it does not support them, or there are none."""
-    begun: bool
+    begun: bool = False
     """True if the chat ends with text of the assistant, which is continued."""
 
 
@@ -192,7 +193,7 @@ def template_chat(
         control = files.control_text
         chat, listed = control.guarded_messages(chat), control.guarded(listed)
     if not listed and not any(message.keys() & TOOL_FIELDS for message in chat):
-        return TemplateChat(chat, None, begun)
+        return TemplateChat(chat, begun=begun)
     return TemplateChat(*fit_tools(chat, listed, files.chat_template or ""), begun)
 
 
@@ -212,54 +213,39 @@ _CUT = "\ufdd2\ufdd3\ufdd2"
 
 
 def render_chat(
-    files: ModelFiles,
-    messages: Sequence[Message],
-    variables: Mapping[str, Any],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    *,
-    begun: bool = False,
+    files: ModelFiles, chat: TemplateChat, variables: Mapping[str, Any]
 ) -> RenderedChat:
-    """Return the text of the prompt; `variables` and `tools` are for the template.
+    """Return the text of the prompt; `variables` are for the template.
 
-    With `begun` the text ends inside the last message, which the answer continues. Raises
-    InvalidRequest if the template rejects the messages, or cannot leave the last one open, and
-    ModelError if there is none, or it fails.
+    For a chat that has `begun` an answer, the text ends inside the last message, which the answer
+    continues. Raises InvalidRequest if the template rejects the messages, or cannot leave the last
+    one open, and ModelError if there is none, or it fails.
     """
-    template, thinking = files.template, files.thinking
-    form = thinking.form
-    if begun:
-        *earlier, last = messages
+    thinking, form = files.thinking, files.thinking.form
+    render: Callable[..., str] = partial(files.template.render, tools=chat.tools, **variables)
+    if chat.begun:
+        *earlier, last = chat.messages
         answer: str = last["content"]
         marked = [*earlier, {**last, "content": answer + _CUT}]
-        text = template.render(marked, tools=tools, **variables, add_generation_prompt=False)
-        text, *rest = text.split(_CUT)
+        text, *rest = render(marked, add_generation_prompt=False).split(_CUT)
         if len(rest) != 1:
             raise InvalidRequest(
                 f"the last message is the assistant's, and the chat template of {files.short_name} "
                 "cannot continue it; end with the user's message"
             )
-        if form is None:
-            return RenderedChat(text, None)
-        if earlier and not any(mark in answer for mark in form.opens):
+        if form and earlier and not any(mark in answer for mark in form.opens):
             start = text.removesuffix(answer)
             with suppress(InvalidRequest):
-                prompt = template.render(earlier, tools=tools, **variables)
+                prompt = render(earlier)
                 # The answer began after an empty reasoning block, which the template omits.
                 if prompt.startswith(start) and any(m in prompt[len(start) :] for m in form.closes):
                     text = prompt + answer
-        return RenderedChat(
-            text, reasoning_marks(thinking, inside=thinking.ends_in_reasoning(answer, str))
-        )
-    text = template.render(messages, tools=tools, **variables)
-    if form is None:
-        return RenderedChat(text, None)
-
-    def bare() -> str:
-        return template.render(messages, tools=tools, **variables, add_generation_prompt=False)
-
-    return RenderedChat(
-        text, reasoning_marks(thinking, inside=thinking.ends_in_reasoning(text, bare))
-    )
+        inside = thinking.ends_in_reasoning(answer, str)
+    else:
+        text = render(chat.messages)
+        bare = partial(render, chat.messages, add_generation_prompt=False)
+        inside = thinking.ends_in_reasoning(text, bare)
+    return RenderedChat(text, reasoning_marks(thinking, inside=inside) if form else None)
 
 
 def reasoning_marks(

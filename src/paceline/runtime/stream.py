@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from paceline.decoding.types import FinishReason, Step, TokenLogprob
 from paceline.errors import InvalidRequest
@@ -64,16 +64,12 @@ class _Handle:
 
     def _take(self, event: Event) -> Step | None:
         """Return a step, or None after the end, when the result is stored. Raises an error."""
-        match event:
-            case Step():
-                return event
-            case Exception():
-                self._error = event
-                raise event
-            case Result():
-                self._result = event
-            case _:
-                raise AssertionError("a stream has the events of an answer")
+        if isinstance(event, Step):
+            return event
+        if isinstance(event, Exception):
+            self._error = event
+            raise event
+        self._result = cast("Result", event)  # or the result of another job
         return None
 
 

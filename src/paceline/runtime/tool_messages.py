@@ -133,9 +133,8 @@ def describe_tools(
 
     With the format `HERMES`, calls and results also become text; other templates render them.
     """
-    described = [dict(message) for message in chat]
-    if form.name == HERMES.name:
-        described = [_as_text(message) for message in chat]
+    is_text = form.name == HERMES.name
+    described = [_as_text(message) if is_text else dict(message) for message in chat]
     if not tools:
         return described
     texts = [json.dumps(tool, ensure_ascii=False, separators=(",", ":")) for tool in tools]

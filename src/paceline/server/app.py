@@ -4,7 +4,7 @@ Invariant: every error has the error object of the path's API, OpenAI's or Anthr
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import HTTPExceptionHandler
 
 from paceline import __version__
@@ -76,23 +76,32 @@ def make_app(service: Service) -> Starlette:
         "/models": info.models,
         "/models/{name:path}": info.model,
         "/health": info.health,
+        "/metrics": service.metrics.reply,
         "/tokenizer_info": info.tokenizer_info,
     }
-    all_routes = [*service.metrics.routes(), openapi_route(service.settings)]
-    for prefix in ("/v1", ""):
-        all_routes += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
-        all_routes += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
-        path, methods = prefix + "/responses/{response_id}", ["GET", "DELETE"]
-        all_routes.append(Route(path, service.stored.reply, methods=methods))
-    return application(service, all_routes)
+    return application(service, posts, gets, service.stored.reply)
 
 
-def application(host: Host, routes: Sequence[BaseRoute]) -> Starlette:
-    """Create an application of `routes` and the page, with every server's middleware and errors.
+def application(
+    host: Host,
+    posts: Mapping[str, Any],
+    gets: Mapping[str, Any],
+    stored: Callable[[Request], Awaitable[Response]],
+    without: Collection[str] = (),
+) -> Starlette:
+    """Create an application of these endpoints and the page, with every server's middleware.
 
-    The page needs no key: a browser that opens it has none yet.
+    `posts` and `gets` map paths without the prefix /v1 to endpoints; `stored` replies for stored
+    responses, and `without` has the paths of `_READ` that the application lacks. The page needs no
+    key: a browser that opens it has none yet.
     """
     pages, settings = page.routes(), host.settings
+    routes = [*pages, _openapi_route(settings, without)]
+    for prefix in ("/v1", ""):
+        routes += [Route(prefix + path, work, methods=["POST"]) for path, work in posts.items()]
+        routes += [Route(prefix + path, work, methods=["GET"]) for path, work in gets.items()]
+        path = prefix + "/responses/{response_id}"
+        routes.append(Route(path, stored, methods=["GET", "DELETE"]))
     layers = [Middleware(HostMiddleware, settings, host.on_error)]
     if settings.origins:
         # Before the key check, because a browser's preflight request has no key.
@@ -112,7 +121,7 @@ def application(host: Host, routes: Sequence[BaseRoute]) -> Starlette:
     layers.append(Middleware(ApiKeyMiddleware, settings, public, host.on_error))
     handled = (HTTPException, ApiError, Exception)
     return Starlette(
-        routes=[*pages, *routes],
+        routes=routes,
         middleware=layers,
         exception_handlers=dict.fromkeys(handled, _error_handler(host)),
     )
@@ -141,7 +150,7 @@ def _error_handler(host: Host) -> HTTPExceptionHandler:
     return handle
 
 
-def openapi_route(settings: Settings, without: Collection[str] = ()) -> Route:
+def _openapi_route(settings: Settings, without: Collection[str]) -> Route:
     """Return the route GET /openapi.json: an OpenAPI 3.1 document, except paths in `without`."""
     schemas, objects = models_json_schema(
         [(kind, "validation") for kind in BODIES.values()],

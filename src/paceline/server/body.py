@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from paceline.options import OPTIONS, RANGES
-from paceline.server.errors import ApiError
+from paceline.server.errors import ApiError, field_error
 from paceline.server.json_body import (
     AllowedTools,
     Body,
@@ -29,6 +29,7 @@ from paceline.server.json_body import (
     Text,
     Tool,
     invalid,
+    or_text,
 )
 from paceline.server.remembered import Reader
 
@@ -48,10 +49,6 @@ _TINY_TOP_P = 1e-9
 
 _DEFAULT_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
-
-
-def _several(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 def _biases(value: Any) -> Any:
@@ -204,6 +201,7 @@ _UNSUPPORTED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("options", "extra_body"), "send its contents as fields of the body"),
     **dict.fromkeys(_SWITCHES, "use reasoning_effort or thinking"),
+    "functions": "use tools",
     "stop_token_ids": "use stop",
     "prompt_logprobs": "use echo and logprobs of /v1/completions",
     "use_beam_search": "beam search is not supported",
@@ -237,9 +235,7 @@ class GenerationBody(Body):
     model: str | None = None
     n: int = Field(default=1, ge=1, le=MAX_ANSWERS)
     """Number of answers; the one at index i is sampled with seed + i."""
-    stop: Annotated[
-        list[str], BeforeValidator(_several, json_schema_input_type=str | list[str])
-    ] = Field(default=[], max_length=16)
+    stop: Annotated[list[str], or_text(list[str], str)] = Field(default=[], max_length=16)
     seed: Annotated[int | None, _as_ours(-1, None)] = None
     """-1 draws a seed, as in llama.cpp."""
     temperature: float | None = None
@@ -367,7 +363,6 @@ class ChatBody(GenerationBody):
     """vLLM's field, the opposite of `continue_final_message`."""
     include_reasoning: bool = True
     """True to send reasoning, as in vLLM."""
-    functions: list[Any] = Field(default=[])
     modalities: list[str] = Field(default=["text"])
 
     @model_validator(mode="after")
@@ -379,8 +374,6 @@ class ChatBody(GenerationBody):
         if None is not self.add_generation_prompt == self.continue_final_message:
             name = "add_generation_prompt"
             raise ApiError(f"{name} contradicts continue_final_message; send one", param=name)
-        if self.functions:
-            raise ApiError("functions is not supported; use tools", param="functions")
         if self.modalities != ["text"]:
             raise ApiError("the model's output is text alone", param="modalities")
         if isinstance(self.tool_choice, AllowedTools):
@@ -430,10 +423,11 @@ class CompletionBody(GenerationBody):
     def _consistent(self) -> "CompletionBody":
         if self.suffix and self.echo:
             raise ApiError("a prompt with a suffix cannot be echoed", param="echo")
-        if self.continued_tokens and (self.suffix or not all(map(self._is_continued, self.prompt))):
-            raise ApiError(
-                "continued_tokens: expected a prompt of more token ids than these, and no suffix",
-                param="continued_tokens",
+        count = self.continued_tokens
+        short = any(isinstance(prompt, str) or len(prompt) <= count for prompt in self.prompt)
+        if count and (self.suffix or short):
+            raise field_error(
+                "continued_tokens", "expected a prompt of more token ids than these, and no suffix"
             )
         if self.best_of not in (None, self.n):
             raise ApiError("best_of must equal n", param="best_of")
@@ -443,9 +437,6 @@ class CompletionBody(GenerationBody):
                 param="echo",
             )
         return self
-
-    def _is_continued(self, prompt: str | list[int]) -> bool:
-        return not isinstance(prompt, str) and len(prompt) > self.continued_tokens
 
 
 class EmbeddingsBody(Body):

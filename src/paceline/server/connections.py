@@ -5,11 +5,11 @@ complete request; and the accept loop never ends, and logs at most one line per 
 """
 
 import asyncio
-import json
 import logging
 import math
 import socket
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import NoReturn
 
@@ -17,6 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from paceline.server.errors import ApiError
+from paceline.server.http import to_json
 from paceline.server.settings import Settings
 from paceline.system.machine import free_descriptors
 
@@ -65,7 +67,7 @@ class Connections:
         """
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
-        state = self._server.server_state
+        config, state = self._server.config, self._server.server_state
         while True:
             try:
                 client, _ = await loop.sock_accept(listening)
@@ -81,7 +83,8 @@ class Connections:
                     await asyncio.sleep(0)
                     continue
             with suppress(OSError):
-                await loop.connect_accepted_socket(self._connection, client)
+                new = partial(Connection, config, state, self._settings)
+                await loop.connect_accepted_socket(new, client)
 
     def close_unfinished(self) -> None:
         """Close connections without a complete request, except while an answer is read from them.
@@ -91,9 +94,6 @@ class Connections:
         for connection in self._waiting():
             if connection.kind != _READING:
                 connection.transport.abort()
-
-    def _connection(self) -> "Connection":
-        return Connection(self._server.config, self._server.server_state, self._settings)
 
     def running(self) -> int:
         """Return the number of complete requests whose responses are not complete."""
@@ -194,8 +194,8 @@ class Connection(H11Protocol):
 def _refuse(client: socket.socket, limit: int) -> None:
     """Send an error to a client, as far as possible without waiting, and close the connection."""
     message = f"all {limit} connections of this server are busy; try again later"
-    fields = {"message": message, "type": "server_error", "param": None}
-    body = json.dumps({"error": {**fields, "code": "too_many_connections"}})
+    error = ApiError(message, kind="server_error", code="too_many_connections")
+    body = to_json(error.body)
     head = (
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
@@ -204,4 +204,4 @@ def _refuse(client: socket.socket, limit: int) -> None:
         client.setblocking(False)
         with suppress(BlockingIOError):
             client.recv(2**16)  # a socket closed with unread bytes loses the data it sent
-        client.sendall((head + body).encode())
+        client.sendall(head.encode() + body)

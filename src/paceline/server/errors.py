@@ -76,6 +76,11 @@ def is_anthropic(path: str, headers: Container[str] = ()) -> bool:
     return first == "messages" or "anthropic-version" in headers
 
 
+def field_error(field: str, fault: object) -> ApiError:
+    """Return the error for the value of a body's field, which its message names first."""
+    return ApiError(f"{field}: {fault}", param=field)
+
+
 def prompt_too_long(count: int, limit: int, *, at_least: bool = False) -> ApiError:
     """Return the error for a prompt of (`at_least`) `count` tokens; `limit` includes the answer."""
     return ApiError(

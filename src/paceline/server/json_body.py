@@ -5,7 +5,7 @@ value names its field.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -76,6 +76,14 @@ class OneOf:
 def invalid(message: str) -> PydanticCustomError:
     """Return an error for a validator to raise; its message follows the field's name."""
     return PydanticCustomError("invalid", message)
+
+
+def or_text(kind: Any, item: Callable[[str], Any]) -> BeforeValidator:
+    """Accept a text for a list of type `kind`: `item` returns its one item."""
+    return BeforeValidator(
+        lambda value: [item(value)] if isinstance(value, str) else value,
+        json_schema_input_type=str | kind,
+    )
 
 
 def _joined(value: Any) -> Any:

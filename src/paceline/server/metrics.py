@@ -7,9 +7,10 @@ counts only in `requests_cut` and `cut_tokens`; the engine's counters include it
 counts as failed: `client_gone`, `request_timeout` or `draining`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import (
@@ -25,7 +26,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from paceline import __version__
 from paceline.drafters import DrafterSpec
@@ -146,12 +146,8 @@ class Metrics(Collector):
         name = "requests_failed" if failed and not unavailable else "requests_refused"
         self._add_each(name, {code or kind: 1})
 
-    def routes(self) -> list[BaseRoute]:
-        async def metrics(_request: Request) -> Response:
-            headers = {"content-type": CONTENT_TYPE_PLAIN_0_0_4, "cache-control": "no-store"}
-            return Response(generate_latest(self._registry), headers=headers)
-
-        return [Route(prefix + "/metrics", metrics, methods=["GET"]) for prefix in ("/v1", "")]
+    async def reply(self, _request: Request) -> Response:
+        return exposition(self._registry.collect)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current load and the engine's work, including that for clients that left.
@@ -212,6 +208,13 @@ class Metrics(Collector):
     def _add_each(self, name: str, counts: Mapping[str, int] | Mapping[int, int]) -> None:
         for which, count in counts.items():
             self._counters[name].labels(str(which)).inc(count)
+
+
+def exposition(collect: Callable[[], Iterable[Metric]]) -> Response:
+    """Return a reply with metrics in Prometheus' text format."""
+    registry: Any = SimpleNamespace(collect=collect)
+    headers = {"content-type": CONTENT_TYPE_PLAIN_0_0_4, "cache-control": "no-store"}
+    return Response(generate_latest(registry), headers=headers)
 
 
 def _labelled(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:

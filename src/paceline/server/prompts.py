@@ -24,7 +24,7 @@ from paceline.runtime.prompt import (
     template_chat,
 )
 from paceline.server.body import ChatBody, Message
-from paceline.server.errors import ApiError, prompt_too_long
+from paceline.server.errors import ApiError, field_error, prompt_too_long
 from paceline.server.json_body import Tool
 from paceline.server.settings import Settings
 from paceline.tools.forms import ToolForm, tool_form
@@ -77,9 +77,9 @@ class Prompts:
         self.check_length(text)
         return self._fitting(self.files.control_text.encode(text))
 
-    def check_length(self, text: str) -> None:
-        """Raise ApiError for a text that is certainly too long, and not worth tokenizing."""
-        min_length = self.min_tokens(text)
+    def check_length(self, text: str, after: int = 0) -> None:
+        """Raise ApiError for a text that, after `after` tokens, is certainly too long."""
+        min_length = after + self.min_tokens(text)
         if min_length > self._max_length:
             raise prompt_too_long(min_length, self._max_length, at_least=True)
 
@@ -91,13 +91,8 @@ class Prompts:
                 f"{self._name} does not support fill-in-the-middle; remove suffix",
                 param="suffix",
             )
-        min_length = len(prefix) + self.min_tokens(suffix)
-        if min_length <= self._max_length:
-            tokens = self.infill.prompt(prefix, suffix)
-            if len(tokens) < self._max_length:
-                return tokens
-            min_length = len(tokens)
-        raise prompt_too_long(min_length, self._max_length, at_least=True)
+        self.check_length(suffix, after=len(prefix))
+        return self._fitting(self.infill.prompt(prefix, suffix))
 
     def continued(self, prompt: Sequence[int], count: int) -> ReasoningMarks:
         """Return the tags to continue a chat answer: the last `count` tokens of a prompt."""
@@ -128,14 +123,13 @@ class Prompts:
         """
         if body.tool_choice not in ("none", "auto") and not body.tools:
             raise ApiError("tool_choice requires a tool call, but tools is empty", param="tools")
-        messages, tools, begun = self.template_chat(
-            body.messages, body.tools if body.calling else []
-        )
-        if body.continues and not begun:
-            name = "continue_final_message"
-            raise ApiError(f"{name}: the last message is not an assistant's text", param=name)
-        begun &= body.continues is not False
-        if begun and (body.structured or body.forced):
+        chat = self.template_chat(body.messages, body.tools if body.calling else [])
+        if body.continues and not chat.begun:
+            raise field_error(
+                "continue_final_message", "the last message is not an assistant's text"
+            )
+        chat = chat._replace(begun=chat.begun and body.continues is not False)
+        if chat.begun and (body.structured or body.forced):
             raise ApiError(BEGUN_STRUCTURE, param="messages")
         variables = dict(body.chat_template_kwargs)
         with _of_field("chat_template_kwargs"):
@@ -146,12 +140,12 @@ class Prompts:
         if not self._parse_special:
             variables = self.files.control_text.guarded(variables)
         try:
-            return self.render(messages, tools=tools, variables=variables, begun=begun)
+            return self.render(chat, variables)
         except (ApiError, InvalidRequest) as error:
             if not (found := re.match(r"messages\[(\d+)\]", message := str(error))):
                 raise
             place = "messages"
-            if len(messages) == len(body.messages):  # otherwise tools or calls became messages
+            if len(chat.messages) == len(body.messages):  # otherwise tools or calls became messages
                 place = body.messages[int(found[1])].place or found[0]
             raise ApiError(place + message[found.end() :], param=place) from None
 
@@ -167,13 +161,7 @@ class Prompts:
         )
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        generate: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        begun: bool = False,
+        self, chat: TemplateChat, variables: Mapping[str, Any], *, generate: bool = True
     ) -> RenderedChat:
         """Return a chat's text, and the answer's reasoning format.
 
@@ -182,14 +170,13 @@ class Prompts:
         Raises InvalidRequest if the template rejects the messages, and ApiError if it is missing or
         fails.
         """
-        variables = dict(variables or {})
         if _EFFORT not in variables:
             variables = {**self._thinking, **variables}
         try:
             if generate:
-                return render_chat(self.files, messages, variables, tools, begun=begun)
+                return render_chat(self.files, chat, variables)
             text = self.files.template.render(
-                messages, tools=tools, add_generation_prompt=False, **variables
+                chat.messages, tools=chat.tools, add_generation_prompt=False, **variables
             )
             return RenderedChat(text, None)
         except ModelError as error:
@@ -209,4 +196,4 @@ def _of_field(field: str) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise ApiError(f"{field}: {error}", param=field) from error
+        raise field_error(field, error) from error

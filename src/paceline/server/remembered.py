@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paceline.runtime.prompt import TEXTS
-from paceline.server.errors import ApiError
+from paceline.server.errors import ApiError, field_error
 
 _ITEMS = ("", "message", "function_call", "reasoning", "item_reference")
 """Types of items that remain unchanged."""
@@ -73,7 +73,7 @@ class Reader:
         tools = item.get("tools") if kind in ("additional_tools", "tool_search_output") else None
         self.tools += tools if isinstance(tools, list) else []
         if kind == "compaction_trigger":
-            raise ApiError(f"{where}: compaction is not supported; ask for a summary", param=where)
+            raise field_error(where, "compaction is not supported; ask for a summary")
         if is_call := bool(name) and kind.endswith(("_call", "program")):
             self._called.add(call_id)
         if kind in _ITEMS or kind == "additional_tools":

@@ -6,7 +6,6 @@ period, and ends the rest with an error; then it closes the connections.
 """
 
 import asyncio
-import ipaddress
 import logging
 import os
 import signal
@@ -31,7 +30,7 @@ from paceline.server.connections import Connections, connection_limit
 from paceline.server.service import Service
 from paceline.server.settings import Settings
 from paceline.storage.text import visible
-from paceline.system.machine import allow_open_files, stop_signals
+from paceline.system.machine import allow_open_files, is_loopback, stop_signals
 
 CONTEXTS = 4
 """Full contexts in the KV cache without `--cache-tokens`. Requests and the prefix cache allocate
@@ -68,7 +67,7 @@ class HttpServer(ABC):
     def __init__(self, settings: Settings) -> None:
         """Bind the address; raise as `bound` does."""
         host = settings.host
-        if _is_local(host) and not settings.hosts:
+        if is_loopback(host) and not settings.hosts:
             settings = replace(settings, hosts=(*_LOCAL_NAMES, host))
         self.settings = settings
         self._socket = bound(settings)
@@ -176,14 +175,6 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _is_local(host: str) -> bool:
-    """Return whether an address is reachable only from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def bound(settings: Settings) -> socket.socket:
     """Open a socket that listens at the address of the settings.
 
@@ -191,7 +182,7 @@ def bound(settings: Settings) -> socket.socket:
     PacelineError if it cannot listen there.
     """
     host, port = settings.host, settings.port
-    if not (_is_local(host) or settings.api_keys or settings.no_auth):
+    if not (is_loopback(host) or settings.api_keys or settings.no_auth):
         raise InvalidRequest(
             f"{host} is reachable from other machines; set an API key (--api-key), or accept "
             "requests without one (--no-auth)"

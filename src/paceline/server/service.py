@@ -5,13 +5,13 @@ short bodies wait neither for long ones nor for grammars.
 """
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import Enum
 from http import HTTPStatus
+from threading import get_ident
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -27,15 +27,15 @@ from paceline.runtime.batching.request import BatchRequest, Draining
 from paceline.runtime.batching.scheduler import Scheduler
 from paceline.runtime.embedding import NO_EMBEDDINGS
 from paceline.runtime.model import Model
+from paceline.runtime.request import structure
 from paceline.server.body import (
     ChatBody,
     CompletionBody,
     EmbeddingsBody,
     GenerationBody,
     Prediction,
-    StructuredOutputs,
 )
-from paceline.server.errors import ApiError, unknown_model
+from paceline.server.errors import ApiError, field_error, unknown_model
 from paceline.server.json_body import AllowedTools, NamedTool
 from paceline.server.metrics import Metrics
 from paceline.server.prompts import Prompts
@@ -84,8 +84,7 @@ class Readers:
             lane: ThreadPoolExecutor(lane.value[1], f"paceline-{lane.value[0]}-reader")
             for lane in Lane
         }
-        self._started: dict[int, float] = {}
-        self._numbers = itertools.count()
+        self._started: dict[int, float] = {}  # thread -> time when its work began
 
     async def run(self, lane: Lane, work: Callable[..., _T], *args: Any) -> _T:
         """Run in a thread of a lane; waiting work is dropped with its caller.
@@ -111,12 +110,11 @@ class Readers:
             pool.shutdown(cancel_futures=True)
 
     def _timed(self, work: Callable[..., _T], *args: Any) -> _T:
-        number = next(self._numbers)
-        self._started[number] = monotonic()
+        self._started[get_ident()] = monotonic()
         try:
             return work(*args)
         finally:
-            del self._started[number]
+            del self._started[get_ident()]
 
 
 class Service:
@@ -211,10 +209,7 @@ class Service:
         ]
         count = body.continued_tokens
         if count and _constraint(body) is not None:
-            raise ApiError(
-                "continued_tokens: a structured answer cannot be continued",
-                param="continued_tokens",
-            )
+            raise field_error("continued_tokens", "a structured answer cannot be continued")
         tickets = []
         for tokens in prompts:
             if count:
@@ -240,9 +235,7 @@ class Service:
         """Return the `n` requests for answers to one prompt."""
         constraint = answer.constraint or _constraint(body)
         if constraint is not None and body.ignore_eos:
-            raise ApiError(
-                "ignore_eos: a structured answer ends where its structure ends", param="ignore_eos"
-            )
+            raise field_error("ignore_eos", "a structured answer ends where its structure ends")
         limit = body.max_tokens
         options = {
             **body.options,
@@ -284,9 +277,8 @@ class Service:
         if form is None:
             if named == "auto":
                 return answer._replace(thoughts=thoughts)
-            raise ApiError(
-                "tool_choice: this model's tool-call format is unknown; use auto or none",
-                param="tool_choice",
+            raise field_error(
+                "tool_choice", "this model's tool-call format is unknown; use auto or none"
             )
         functions = [tool.function.model_dump(exclude_none=True) for tool in body.tools]
         special = self.tokenizer.special_tokens()
@@ -310,10 +302,9 @@ class Service:
             return None
         min_tokens = self.token_bytes.min_tokens(prediction.content)
         if min_tokens > self.max_length:
-            raise ApiError(
-                f"prediction.content: has at least {min_tokens} tokens, and an answer at most "
-                f"{self.max_length}",
-                param="prediction.content",
+            raise field_error(
+                "prediction.content",
+                f"has at least {min_tokens} tokens, and an answer at most {self.max_length}",
             )
         return self.tokenizer.encode(prediction.content)
 
@@ -351,28 +342,21 @@ class _Answer(NamedTuple):
     stops: Sequence[str] = ()
     thoughts: ReasoningMarks | None = None
     shown: Mapping[int, str] = {}
-    constraint: Callable[[Grammars], Constraint] | None = None
+    constraint: Callable[[Grammars], Constraint | None] | None = None
 
 
-def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint] | None:
+def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint | None] | None:
     """Return a function that compiles the constraint of a request, or None without one."""
     form, outputs = body.form, body.structured_outputs
     if outputs is not None and form is not None:
         raise ApiError("cannot be combined with structured_outputs", param="response_format")
-    if form is not None and form.json_schema is not None:
-        schema = form.json_schema.schema_
-        return lambda grammars: grammars.json_schema(schema)
+    options: Options = {}
     if form is not None:
-        return Grammars.json_object
-    return None if outputs is None else _structured(outputs)
-
-
-def _structured(outputs: StructuredOutputs) -> Callable[[Grammars], Constraint]:
-    if outputs.schema_ is not None:
-        return lambda grammars: grammars.json_schema(outputs.schema_ or {})
-    if outputs.regex is not None:
-        return lambda grammars: grammars.regex(outputs.regex or "")
-    if outputs.choice is not None:
-        choices = " | ".join(literal(choice) for choice in outputs.choice)
-        return lambda grammars: grammars.lark(f"start: {choices}")
-    return lambda grammars: grammars.lark(outputs.grammar or "")
+        named = form.json_schema
+        options = {"json_schema": {"type": "object"} if named is None else named.schema_}
+    elif outputs is not None:
+        grammar = outputs.grammar
+        if outputs.choice is not None:
+            grammar = f"start: {' | '.join(map(literal, outputs.choice))}"
+        options = {"json_schema": outputs.schema_, "regex": outputs.regex, "grammar": grammar}
+    return (lambda grammars: structure(options, lambda: grammars)) if options else None

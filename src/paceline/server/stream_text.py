@@ -226,19 +226,15 @@ class Answers:
             await self.deltas()
 
     def _delta(self, index: int, event: Event) -> Delta:
-        match event:
-            case Step():
-                return self.all[index].progress(event)
-            case Result():
-                delta = self.all[index].finish(event)
-                self.unfinished -= 1
-                self._on_answer(self._requests[index], self.all[index])
-                return delta
-            case Exception():
-                self.unfinished -= 1
-                raise event
-            case _:
-                raise AssertionError("an answer has no other events")
+        if isinstance(event, Step):
+            return self.all[index].progress(event)
+        self.unfinished -= 1
+        if isinstance(event, Exception):
+            raise event
+        assert isinstance(event, Result)
+        delta = self.all[index].finish(event)
+        self._on_answer(self._requests[index], self.all[index])
+        return delta
 
     def _deliver(self, index: int, event: Event) -> None:
         """Pass an event from the engine's thread to the event loop."""

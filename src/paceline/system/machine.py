@@ -8,6 +8,7 @@ groups around it hold too, so the least counts. Layouts: the kernel's admin-guid
 cgroup-v1/memory.rst.
 """
 
+import ipaddress
 import os
 import platform
 import re
@@ -162,6 +163,14 @@ def cpu_cores() -> int:
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quotas = map(_QUOTA.fullmatch, _limits(_CPU))
     return min([cores, *(-(-int(quota[1]) // int(quota[2])) for quota in quotas if quota)])
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reachable only from this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def direct_hosts() -> str:

@@ -39,7 +39,10 @@ def chat(
     if not sys.stdin.isatty():
         session.open()
         with contextlib.closing(session):
-            session.turn(_piped(output))
+            message = read_stdin(quiet=output.quiet).rstrip("\n")
+            if not message.strip():
+                raise InvalidRequest("standard input is empty; expected a message")
+            session.turn(message)
         return 0
     from paceline.cli.chat.commands import COMMANDS, run_chat
     from paceline.cli.chat.terminal import Terminal
@@ -50,10 +53,3 @@ def chat(
         with contextlib.closing(session):
             run_chat(session, terminal, output)
     return 0
-
-
-def _piped(output: Output) -> str:
-    message = read_stdin(quiet=output.quiet).rstrip("\n")
-    if not message.strip():
-        raise InvalidRequest("standard input is empty; expected a message")
-    return message

@@ -62,7 +62,7 @@ class BatchRequest:
     open_job: Callable[[KVSequence, Callable[[], None]], Job] | None = None
     """Opens a job other than an answer, on a sequence with a prefix of the prompt; the function
     given to it frees the slots of idle KV."""
-    constraint: Callable[[Grammars], Constraint] | None = None
+    constraint: Callable[[Grammars], Constraint | None] | None = None
     """Compiles the constraint of the answer, which may take seconds."""
     started: float = field(default_factory=perf_counter)
     """Time of the caller's request (`perf_counter`)."""

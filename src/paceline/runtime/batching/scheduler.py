@@ -128,8 +128,7 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """The number of requests that were submitted and have not ended."""
-        with self._lock:
-            return len(self._waiting) + len(self._running)
+        return len(self._requests())
 
     @property
     def usage(self) -> float:
@@ -196,7 +195,7 @@ class Scheduler:
     def cancel_all(self) -> None:
         """Cancel all requests: each ends with the answer so far."""
         with self._lock:
-            for queued in [*self._running, *self._waiting]:
+            for queued in self._requests():
                 queued.cancelled = True
             self._wake.notify_all()
 
@@ -262,9 +261,12 @@ class Scheduler:
             calls, self._calls = self._calls, []
         return calls
 
+    def _requests(self) -> list[BatchRequest]:
+        with self._lock:
+            return [*self._waiting, *self._running]
+
     def _has_work(self) -> bool:
-        requests = [*self._running, *self._waiting]
-        return bool(self._calls) or any(queued.is_ready for queued in requests)
+        return bool(self._calls) or any(queued.is_ready for queued in self._requests())
 
     def _iterate(self) -> None:
         """Expire and admit requests, then make one forward pass; or let the engine idle."""
@@ -282,16 +284,11 @@ class Scheduler:
             self._execute(list(self.batcher.next_batch(self._running, self._end)))
 
     def _end_all(self, error: Exception) -> None:
-        with self._lock:
-            left = [*self._running, *self._waiting]
-            self._waiting.clear()
-        for queued in left:
+        for queued in self._requests():
             self._end(queued, None if queued.cancelled else error)
 
     def _end_expired(self) -> None:
-        with self._lock:
-            unfinished = [*self._waiting, *self._running]
-        for queued in unfinished:
+        for queued in self._requests():
             if queued.cancelled:
                 self._end(queued, None)
             elif queued.is_late:

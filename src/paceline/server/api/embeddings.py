@@ -15,7 +15,7 @@ from paceline.runtime.batching.request import BatchRequest
 from paceline.runtime.embedding import Embedding, normalized
 from paceline.server.api.endpoint import Endpoint, result_of
 from paceline.server.body import EmbeddingsBody
-from paceline.server.errors import ApiError
+from paceline.server.errors import field_error
 from paceline.server.http import Reply
 from paceline.server.json_body import parse
 from paceline.server.service import Lane, Service
@@ -68,9 +68,8 @@ def _shortened(vector: npt.NDArray[np.float32], dimensions: int | None) -> npt.N
     if dimensions is None:
         return vector
     if dimensions > len(vector):
-        raise ApiError(
-            f"dimensions: is {dimensions}, and the model's vectors have {len(vector)}",
-            param="dimensions",
+        raise field_error(
+            "dimensions", f"is {dimensions}, and the model's vectors have {len(vector)}"
         )
     return normalized(vector[:dimensions])
 

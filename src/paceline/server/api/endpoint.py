@@ -19,7 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.constraints.matcher_process import Caller
 from paceline.decoding.types import Piece
-from paceline.runtime.batching.request import BatchRequest, Event
+from paceline.runtime.batching.request import BatchRequest
+from paceline.runtime.stream import AsyncStream
 from paceline.server.body import GenerationBody
 from paceline.server.errors import ApiError, api_error
 from paceline.server.http import (
@@ -250,23 +251,9 @@ def reading(service: Service, read: Callable[[bytes], Any]) -> Endpoint:
     return Endpoint(service, work)
 
 
-async def result_of(service: Service, request: BatchRequest) -> Event:
+async def result_of(service: Service, request: BatchRequest) -> Any:
     """Run a request that is not an answer; return its result. Raises its error."""
-    loop = asyncio.get_running_loop()
-    events = asyncio.Queue[Event]()
-
-    def listen(event: Event) -> None:  # in the engine's thread
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-    service.scheduler.submit(request, listen)
-    try:
-        event = await events.get()
-    finally:
-        request.cancel()
-    if isinstance(event, Exception):
-        raise event
-    return event
+    return await AsyncStream(service.scheduler.submit, lambda: request).finish()
 
 
 async def _stream(

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from paceline.drafters import DrafterSpec
 from paceline.server.body import MAX_MESSAGES, Message
-from paceline.server.errors import ApiError
+from paceline.server.errors import field_error
 from paceline.server.json_body import Body, parse
 from paceline.server.service import Service
 
@@ -108,14 +108,12 @@ class InfoHandlers:
         service.check_model(body.model)
         if body.messages is not None:
             chat = service.prompts.template_chat(body.messages)
-            prompt = service.prompts.render(
-                chat.messages, generate=body.add_generation_prompt, begun=chat.begun
-            ).text
-            tokens = service.files.control_text.encode(prompt)
+            prompt = service.prompts.render(chat, {}, generate=body.add_generation_prompt)
+            tokens = service.files.control_text.encode(prompt.text)
         else:
             content = body.prompt if body.content is None else body.content
             if content is None:
-                raise ApiError("prompt: is missing", param="prompt")
+                raise field_error("prompt", "is missing")
             service.prompts.check_length(content)
             tokens = service.tokenizer.encode(content, special=body.parse_special)
             if not body.add_special_tokens:

@@ -22,7 +22,7 @@ from paceline.server.body import (
     OneAnswer,
     ResponseFormat,
 )
-from paceline.server.errors import ApiError
+from paceline.server.errors import field_error
 from paceline.server.json_body import (
     Body,
     Function,
@@ -31,6 +31,7 @@ from paceline.server.json_body import (
     OtherTool,
     Text,
     Tool,
+    or_text,
     tool_call,
 )
 
@@ -78,19 +79,14 @@ class ToolResultBlock(Body):
 Block = Annotated[Any, OneOf(TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)]
 
 
-def _blocks(value: Any) -> Any:
-    """Convert a text to one block."""
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
 def _without_billing(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    return [block for block in value if not (isinstance(block, dict) and _is_billing(block))]
-
-
-def _is_billing(block: dict[str, Any]) -> bool:
-    return isinstance(text := block.get("text"), str) and text.startswith(_BILLING)
+    return [
+        block
+        for block in value
+        if not (isinstance(block, dict) and str(block.get("text")).startswith(_BILLING))
+    ]
 
 
 class Turn(Body):
@@ -98,7 +94,7 @@ class Turn(Body):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        list[Block], BeforeValidator(_blocks, json_schema_input_type=str | list[Block])
+        list[Block], or_text(list[Block], lambda text: {"type": "text", "text": text})
     ]
 
 
@@ -161,7 +157,7 @@ class MessagesBody(GenerationBody):
     @model_validator(mode="after")
     def _consistent(self) -> "MessagesBody":
         if self.tool_choice.type == "tool" and self.tool_choice.name is None:
-            raise ApiError("tool_choice.name: is missing", param="tool_choice.name")
+            raise field_error("tool_choice.name", "is missing")
         self.stop = [*self.stop, *self.stop_sequences]
         if (form := self.output_config.format or self.output_format) is not None:
             schema = NamedSchema(schema=form.schema_)
@@ -236,13 +232,12 @@ class MessagesBody(GenerationBody):
                 where = f"messages[{place}].content[{number}]"
                 if isinstance(block, ToolUseBlock):
                     if turn.role != "assistant":
-                        raise ApiError(f"{where}: only the assistant calls a tool", param=where)
+                        raise field_error(where, "only the assistant calls a tool")
                     calls.add(block.id)
                 if isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
-                    raise ApiError(
-                        f"{where}.tool_use_id: tool_use {block.tool_use_id[:80]!r} not found "
-                        "before its result",
-                        param=f"{where}.tool_use_id",
+                    raise field_error(
+                        f"{where}.tool_use_id",
+                        f"tool_use {block.tool_use_id[:80]!r} not found before its result",
                     )
             runs = groupby(turn.content, lambda block: isinstance(block, ToolResultBlock))
             for is_result, run in runs:

@@ -3,7 +3,7 @@
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from paceline.server.api.response_items import Item, OfferedTools, ResponseTool, ToolChoice
 from paceline.server.body import (
@@ -17,8 +17,8 @@ from paceline.server.body import (
     OneAnswer,
     ResponseFormat,
 )
-from paceline.server.errors import ApiError
-from paceline.server.json_body import Body, NamedTool, Tool
+from paceline.server.errors import ApiError, field_error
+from paceline.server.json_body import Body, NamedTool, Tool, or_text
 
 LOGPROBS = "message.output_text.logprobs"
 """Value in `include` that requests the logprobs of the text."""
@@ -42,14 +42,9 @@ class TextOptions(Body):
     format: Format = Format()
 
 
-def _messages(value: Any) -> Any:
-    """Convert a text to one user message."""
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
 InputItems = Annotated[
     list[Item],
-    BeforeValidator(_messages, json_schema_input_type=str | list[Item]),
+    or_text(list[Item], lambda text: {"role": "user", "content": text}),
     Field(min_length=1, max_length=MAX_MESSAGES),
 ]
 
@@ -96,7 +91,7 @@ class ResponsesBody(GenerationBody):
             raise ApiError(f"top_logprobs requires {LOGPROBS} in include", param="top_logprobs")
         form = self.text.format
         if form.type == "json_schema" and form.schema_ is None:
-            raise ApiError("text.format.schema: is missing", param="text.format.schema")
+            raise field_error("text.format.schema", "is missing")
         if form.type != "text":
             named = NamedSchema(schema=form.schema_) if form.schema_ is not None else None
             self.response_format = ResponseFormat(type=form.type, json_schema=named)

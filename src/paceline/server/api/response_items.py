@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 from pydantic_core import from_json
 
 from paceline.server.body import MAX_MESSAGES, Message
-from paceline.server.errors import ApiError
+from paceline.server.errors import ApiError, field_error
 from paceline.server.json_body import Body, Function, OneOf, OtherTool, Text, Tool, tool_call
 from paceline.server.remembered import Reader
 from paceline.tools.calls import Part, PartKind
@@ -262,7 +262,7 @@ def conversation(
         if isinstance(item, FunctionCallItem) and item.output is not None:
             messages.append(_result(item, item.output))
     if not messages:
-        raise ApiError("input: expected a message with text", param="input")
+        raise field_error("input", "expected a message with text")
     if len(messages) > MAX_MESSAGES:
         raise ApiError(f"the conversation has more than {MAX_MESSAGES} messages", param="input")
     return messages

@@ -9,31 +9,30 @@ the list of installed models.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from paceline.errors import InvalidRequest, ModelError
 from paceline.models import DEFAULT_MODEL, ModelEntry, list_models, memory_needed
 from paceline.runtime.batching.request import TimedOut
 from paceline.server.api.endpoint import Endpoint
 from paceline.server.api.info import model_entry, model_list
-from paceline.server.app import BODIES, application, openapi_route
+from paceline.server.app import BODIES, application
 from paceline.server.errors import ApiError, unknown_model
 from paceline.server.http import CLIENT_HEADER, Reply, client_of
 from paceline.server.json_body import Body, parse
+from paceline.server.metrics import exposition
 from paceline.server.router.child import Child
 from paceline.server.router.pool import Pool
 from paceline.server.run import HttpServer
@@ -97,20 +96,16 @@ class Router:
         if loop is not None and loop.is_running():
             asyncio.run_coroutine_threadsafe(self._pool.close(grace), loop).result()
 
-    def routes(self) -> list[BaseRoute]:
-        """Return all paths, with and without the prefix /v1."""
-        all_routes: list[BaseRoute] = [Route("/metrics", self._metrics, methods=["GET"])]
-        all_routes.append(openapi_route(self.settings, _NOT_HERE))
-        forward = Endpoint(self, self._forward)
-        for prefix in ("/v1", ""):
-            all_routes += [Route(prefix + path, forward, methods=["POST"]) for path in POSTS]
-            all_routes += [
-                Route(prefix + "/models", self._list, methods=["GET"]),
-                Route(prefix + "/models/{name:path}", self._one, methods=["GET"]),
-                Route(prefix + "/health", self._health, methods=["GET"]),
-                Route(prefix + "/responses/{response_id}", self._stored, methods=["GET", "DELETE"]),
-            ]
-        return all_routes
+    def app(self) -> ASGIApp:
+        """Create the application: every path with and without the prefix /v1."""
+        gets = {
+            "/models": self._list,
+            "/models/{name:path}": self._one,
+            "/health": self._health,
+            "/metrics": self._metrics,
+        }
+        posts = dict.fromkeys(POSTS, Endpoint(self, self._forward))
+        return application(self, posts, gets, self._stored, _NOT_HERE)
 
     async def _forward(self, body: bytes, reply: Reply) -> None:
         """Forward a body, and stream the reply of the model's server."""
@@ -219,10 +214,7 @@ class Router:
             if response is not None and response.status_code == httpx.codes.OK
         }
         counters = {"loads": self._pool.loads, "errors": self.errors}
-        return Response(
-            _labelled(texts, counters),
-            headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4, "cache-control": "no-store"},
-        )
+        return exposition(partial(_labelled, texts, counters))
 
     async def _ask_all(
         self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None
@@ -260,18 +252,8 @@ def _transport_error(error: httpx.TransportError) -> ApiError:
     )
 
 
-class _Families(Collector):
-    """Metrics for the Prometheus client."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-def _labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
-    """Return metrics in Prometheus' text format.
+def _labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> Iterable[Metric]:
+    """Return the metrics of all models' servers, and the router's.
 
     `texts`: model name -> metrics of its server; `counters`: the values of `_COUNTERS`.
     """
@@ -285,7 +267,7 @@ def _labelled(texts: Mapping[str, str], counters: Mapping[str, int]) -> bytes:
                 joined.samples.append(sample._replace(labels={**sample.labels, "model": model}))
     for name, value in counters.items():
         families[name] = CounterMetricFamily(f"paceline_router_{name}", _COUNTERS[name], value)
-    return generate_latest(_Families(families.values()))
+    return families.values()
 
 
 class RouterServer(HttpServer):
@@ -312,7 +294,7 @@ class RouterServer(HttpServer):
             return await Child.start(name, words, lambda line: on_line(f"{name}: {line}"))
 
         self.router = Router(listed, Pool(load, self.settings), self.settings, default)
-        self.app = application(self.router, self.router.routes())
+        self.app = self.router.app()
 
     def close(self, grace: float) -> None:
         self.router.close(grace)
