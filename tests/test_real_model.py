@@ -90,14 +90,6 @@ def test_rows_do_not_depend_on_their_computation(
     assert verdict.rows.differing == 0
 
 
-def test_four_batched_requests_match_each_alone(plain: Any, real_model: Model):
-    ways = [(PROMPTS[0], GREEDY), (PROMPTS[1], SAMPLED), (PROMPTS[2], OWN), (PROMPTS[0], OWN)]
-    options: Options = {"max_tokens": TOKENS, "drafter": "suffix", "policy": "fixed"}
-    asked = [real_model._batch_request(prompt, {**options, **one}) for prompt, one in ways]
-    results = [result.token_ids for result in real_model._together(asked, "prompt")]
-    assert results == [plain(prompt, sampling) for prompt, sampling in ways]
-
-
 def test_the_model_answers_a_question(real_model: Model):
     # Beyond rounding: a model that was converted wrongly does not know this.
     question = "Which city is the capital of France? Answer with one word."

@@ -37,7 +37,7 @@ ABOVE: dict[str, int] = {
     "src/paceline/runtime": 4_731,
     "src/paceline/server": 6_760,
     "src/paceline/cli": 3_990,
-    "tests": 48_796,
+    "tests": 48_490,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

@@ -241,14 +241,6 @@ def test_a_failed_model_check_exits_with_1(
     assert "has 1000 bytes" in refused("generate", "x", "--model", name)
 
 
-def test_a_failed_model_download_is_a_one_line_error(
-    refused: Any, environment: dict[str, str], tmp_path: Path
-):
-    environment["PACELINE_CACHE"] = str(tmp_path / "cache")
-    assert f"cannot download {DEFAULT_MODEL}" in refused("generate", "x")
-    assert not [*models_dir(tmp_path / "cache").iterdir()]
-
-
 @pytest.mark.parametrize("command", ["generate", "pull", "plan", "chat", "verify"])
 @pytest.mark.parametrize("kind", ["foreign", "truncated", "empty", "folder"])
 def test_every_command_rejects_a_file_that_is_not_a_model(

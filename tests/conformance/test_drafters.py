@@ -138,20 +138,3 @@ def test_a_matcher_proposes_nothing_before_a_repetition(spec: str, context: list
         # And it starts from there as from any other context.
         grown = [*context, *[1, 2, 3, 4] * 4]
         assert list(drafter.propose(grown, 1).tokens) == [1]
-
-
-@pytest.mark.parametrize("spec", MATCHERS)
-def test_drafters_of_different_requests_share_no_state(spec: str):
-    for drafter in create(spec):
-        drafter.propose([1, 2, 3] * 5, 4)
-    for drafter in create(spec):
-        assert not drafter.propose([1, 2], 4).tokens
-
-
-@pytest.mark.parametrize("spec", MATCHERS)
-def test_drafts_of_a_repeating_text_are_correct(spec: str):
-    text = [1, 2, 3, 4, 5, 0] * 4
-    for drafter in create(spec):
-        proposal = drafter.propose(text[:14], 3)
-        assert 0 < len(proposal.tokens) <= 3
-        assert list(proposal.tokens) == text[14 : 14 + len(proposal.tokens)]

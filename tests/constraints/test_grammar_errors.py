@@ -120,11 +120,3 @@ def test_a_truncating_tokenizer_does_not_shorten_forced_text(
     forced = grammars.json_schema(SCHEMAS["const"]).forced(99)
     assert len(forced) > 20
     assert compiler.json_schema(SCHEMAS["const"]).forced(99) == forced
-
-
-def test_unsupported_keywords_in_tool_parameters_are_ignored(grammars: Grammars):
-    """Agents send such schemas; their functions check the arguments."""
-    schema = {"propertyNames": {"pattern": "^a"}, "properties": {"a": {"format": "weird"}}}
-    assert grammars.tools([{"name": "f", "parameters": schema}])
-    with raises(InvalidRequest, "propertyNames"):
-        grammars.json_schema(schema)

@@ -44,21 +44,6 @@ def test_a_mask_changes_a_copy_and_allows_a_token(make: Make):
         constraint.push(int(logits.argmax()))
 
 
-def test_masks_depend_on_the_tokens_alone(make: Make):
-    asked, unasked = make(), make()
-    rng = np.random.default_rng(4)
-    for place in range(60):
-        if place % 3:
-            asked.forced(place)
-        row = rng.normal(size=COLUMNS).astype(np.float32)
-        logits = unasked.masked(row)
-        assert (asked.masked(row) == logits).all()
-        assert (asked.masked(row) == logits).all()
-        token = int(logits.argmax())
-        asked.push(token)
-        unasked.push(token)
-
-
 def test_forced_returns_at_most_the_requested_number_of_tokens(grammars: Grammars):
     constraint = grammars.regex("the user and [ab]")
     row = np.zeros(COLUMNS, np.float32)

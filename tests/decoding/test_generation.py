@@ -143,15 +143,6 @@ def test_tokens_and_text_do_not_depend_on_the_draft(
     assert sum(one.accepted for one in steps) == generation.counters.accepted
 
 
-def test_next_block_does_not_change_until_accept():
-    oracle = Oracle(TEXT)
-    generation = past_the_prompt(drafters=[oracle])
-    assert generation.next_block() is generation.next_block()
-    assert len(oracle.asked) == 1
-    assert not generation.prefilling
-    assert generation.answer == ANSWER[:1]
-
-
 def test_the_policys_limit_is_the_number_of_tokens_that_can_be_kept():
     silent, knowing = Oracle([]), Oracle(TEXT)
     policy = Recording(4)

@@ -4,12 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decoding.policy import Fixed
-from paceline.decoding.stopping import Stopping
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.prediction import PredictionDrafter
-from support.driver import answer
-from support.toy import ToyEngine
 
 PROMPT = [60, 61, 62]
 TEXT = list(range(30))
@@ -47,15 +43,6 @@ def test_the_match_grows_while_response_and_prediction_agree():
     later = drafter.propose([*PROMPT, *changed, *TEXT[7:20]], 4).match
     assert first == 2
     assert later == first + 13
-
-
-@given(st.lists(st.integers(0, 63), max_size=40), st.integers(2, 9))
-def test_a_prediction_changes_no_token(prediction: list[int], block: int):
-    engine, common = ToyEngine(), {"stopping": Stopping(max_tokens=24)}
-    plain = answer(engine, PROMPT, **common)
-    for text in (prediction, plain.tokens[:9] + prediction + plain.tokens[9:]):
-        drafters = [PredictionDrafter(text, len(PROMPT))]
-        assert answer(engine, PROMPT, drafters=drafters, policy=Fixed(block), **common) == plain
 
 
 texts = st.lists(st.integers(0, 3), max_size=40)

@@ -118,8 +118,3 @@ def test_an_invalid_recording_is_a_one_line_error(
     with pytest.raises(InvalidRequest, match=message) as raised:
         texts([path])
     assert "\n" not in str(raised.value)
-
-
-def test_a_missing_recording_file_is_an_error(texts: Read, tmp_path: Path):
-    with pytest.raises(InvalidRequest, match="cannot read"):
-        texts([tmp_path / "none.jsonl"])

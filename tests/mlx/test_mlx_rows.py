@@ -15,14 +15,14 @@ import pytest
 
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings
-from paceline.engines.exact import BATCH, BLOCK_LENGTH, measure_invariance
+from paceline.engines.exact import BLOCK_LENGTH, measure_invariance
 from paceline.engines.rows import RowRange
 from paceline_mlx.engine import MlxEngine
 from paceline_mlx.hooks import install_hook
 from paceline_mlx.kv_sequence import MlxSequence
 from paceline_mlx.model import LoadedModel, load
 from paceline_mlx.probe import choose_rows, choose_together
-from paceline_mlx.rows import ALONE, ANY, TOTALS, Budget, agree, shares, used
+from paceline_mlx.rows import ALONE, TOTALS, Budget, agree, shares, used
 from support import mlx
 from support.mlx_rows import TEXT, step
 
@@ -118,14 +118,6 @@ def test_a_short_context_is_probed_to_its_end(folder: Path):
     for context in (4000, 16):
         rules = choose_rows(with_kernels(folder, far), context, Budget())
         assert rules is not None and rules.decode == (1, 32)
-
-
-def test_forward_passes_with_the_chosen_rows_are_measured_as_exact(folder: Path, engine_of: Any):
-    engine = engine_of(with_kernels(folder, lambda rows, held: 0.01 * rows))
-    assert (engine.rules.decode, engine.min_rows) == ((8, 8), 2)
-    assert measure_invariance(engine)[BLOCK_LENGTH].holds
-    engine.rules = ANY
-    assert not measure_invariance(engine)[BLOCK_LENGTH].holds
 
 
 def test_rows_run_alone_if_no_row_count_is_bit_identical(folder: Path, engine_of: Any):
@@ -301,16 +293,6 @@ def test_the_largest_bit_identical_batch_is_chosen(
     model = with_kernels(folder, off, in_head=True)
     assert choose_together(model, rows, mlx.CONTEXT, Budget()) == expected
     assert expected in (1, *TOTALS)
-
-
-def test_the_engines_own_check_detects_batches_beyond_the_measured_size(
-    folder: Path, engine_of: Any
-):
-    model = with_kernels(folder, lambda rows, held: 0.01 * (rows > 2), in_head=True)
-    engine = engine_of(model, rules=mlx.rules(1, 2, together=2))
-    assert measure_invariance(engine, (BATCH,))[BATCH].holds
-    engine.rules = engine.rules._replace(together=32)
-    assert not measure_invariance(engine, (BATCH,))[BATCH].holds
 
 
 def test_a_model_that_reads_its_caches_elsewhere_runs_one_sequence_per_pass(

@@ -114,14 +114,6 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_prepared_folder_is_opened_by_its_manifest(tiny_files: ModelFiles, tiny_gguf: Path):
-    files = open_folder(tiny_files.folder, "any name")
-    assert files.name == "any name"
-    assert files.source == f"gguf file: {tiny_gguf}"
-    assert files.path == files.weights == tiny_gguf
-    assert len(files.fingerprint) == 64
-
-
 def test_a_models_size_counts_the_files_its_engine_opens(
     tiny_files: ModelFiles, exported: Path, tiny_gguf: Path
 ):

@@ -16,7 +16,6 @@ from paceline.models import (
     resolve,
 )
 from paceline.models.manifest import MANIFEST, TOKENIZER
-from paceline.models.names import known_models
 from paceline.models.names.hub_names import is_hub_name
 from paceline.models.prepare import models_dir
 from support.errors import raises
@@ -84,15 +83,6 @@ def test_the_registry_takes_precedence_over_folders_and_folders_over_the_hub(
 
 
 # -- installed models ------------------------------------------------------------------------------
-
-
-def test_with_an_empty_cache_the_list_shows_available_models(tmp_path: Path):
-    models = list_models(tmp_path)
-    assert [model.name for model in models] == [DEFAULT_MODEL, *known_models()]
-    for model in models:
-        assert (model.here, model.bytes, model.folder, model.file) == (False, 0, None, None)
-        assert model.to_fetch > 0
-        assert model.fits is not None
 
 
 def test_the_list_has_every_prepared_model_and_its_source(

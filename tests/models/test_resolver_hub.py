@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidRequest, ModelNotFound
-from paceline.models import QUIET, list_models, names, open_origin, pull, resolve, resolve_drafter
+from paceline.models import QUIET, names, open_origin, pull, resolve, resolve_drafter
 from paceline.models.names import KnownModel
 from paceline.storage.progress import Progress
 from support.errors import raises
@@ -98,21 +98,6 @@ def test_a_short_name_uses_its_commit(
     tiny.older = dict(tiny.files)
     assert resolve("tiny", tmp_path / "cache").name == "tiny"
     assert "/" + "0a" * 20 + "/" in fake.downloads()[0].path
-
-
-@pytest.mark.usefixtures("tiny")
-def test_every_listed_file_has_a_usable_name_and_is_listed_once(fake: FakeHub, tmp_path: Path):
-    cache = tmp_path / "cache"
-    resolve(f"{NAME}:F16", cache)
-    pull(f"{NAME}:Q8_0", cache)
-    fake.asked.clear()
-    listed = [model for model in list_models(cache) if model.here]
-    assert sorted(model.name for model in listed) == [f"{NAME}:F16", f"{NAME}:Q8_0"]
-    for model in listed:
-        assert model.file is not None
-        assert model.file.is_relative_to(tmp_path / "hub")
-        assert resolve(model.name, cache).context_length == 512
-    assert fake.asked == []
 
 
 @pytest.mark.usefixtures("tiny")

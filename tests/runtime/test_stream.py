@@ -10,7 +10,7 @@ from paceline.errors import InvalidRequest
 from paceline.options import Options
 from paceline.runtime.model import Model
 from paceline.runtime.stream import MAX_UNREAD
-from support.plain import END, PROMPT, SAMPLED, plain
+from support.plain import PROMPT, SAMPLED, plain
 from support.scheduling import free_slots
 
 # -- one answer ------------------------------------------------------------------------------------
@@ -74,14 +74,6 @@ def test_closing_a_stream_early_frees_its_slots_and_keeps_the_partial_response(m
     assert expected.text.startswith(stream.result.text)
 
 
-def test_a_stop_token_ends_the_response_and_is_not_in_its_text(model: Model):
-    found = plain(model, logit_bias={END: 1000.0})
-    assert (found.token_ids, found.text) == ([END], "")
-    assert found.finish_reason == FinishReason.STOP
-    ignored = plain(model, logit_bias={END: 1000.0}, ignore_eos=True)
-    assert ignored.token_ids == [END] * 60
-
-
 # -- when it ends ----------------------------------------------------------------------------------
 
 
@@ -126,20 +118,6 @@ def test_a_prompt_may_be_text_messages_or_tokens(model: Model):
     assert plain(model, messages).token_ids == expected
     assert plain(model, tokens).token_ids == expected
     assert plain(model, tuple(tokens)).token_ids == expected
-
-
-def test_a_raw_prompt_is_used_unchanged(model: Model):
-    raw = model.tokens("<|im_start|>x", raw=True)
-    assert raw == model.files.tokenizer.encode("<|im_start|>x", special=True)
-    assert plain(model, "<|im_start|>x", raw=True).prompt_tokens == len(raw)
-
-
-def test_a_prompt_that_fills_the_context_is_rejected_with_both_lengths(model: Model):
-    with pytest.raises(InvalidRequest, match="512 tokens"):
-        model.generate([5] * 512)
-    with pytest.raises(InvalidRequest, match="shorten the prompt"):
-        model.generate("x " * 5000)
-    assert model.generate([5] * 511).completion_tokens == 1
 
 
 # -- history ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from support.scripted import (
     scripted_model,
     when,
 )
-from support.server import Running, running
+from support.server import Running, good, running
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "How many?"}
@@ -61,9 +61,8 @@ def text_of(reply: Any) -> str:
 def asked(server: Running, path: str, body: dict[str, Any]) -> tuple[str, str]:
     """Return the prompt and the text of a response."""
     engine_of(server).prompts.clear()
-    response = server.post(path, {**body, "cache_prompt": False})
-    assert response.status_code == 200, response.text
-    return prompt_of(server), text_of(response.json())
+    reply = good(server.post(path, {**body, "cache_prompt": False}))
+    return prompt_of(server), text_of(reply)
 
 
 def kept(text: str, kind: str) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.server import Running
+from support.server import Running, good
 
 PREDICATE = {"type": "predicate", "instructions": "it rains"}
 CHOICE = {
@@ -24,9 +24,7 @@ BODY: dict[str, Any] = {"input": "the rain", "questions": QUESTIONS}
 
 
 def decided(server: Running, **body: Any) -> Any:
-    response = server.post("/v1/decisions", {**BODY, **body})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return good(server.post("/v1/decisions", {**BODY, **body}))
 
 
 def test_the_openai_client_gets_the_decisions_of_the_python_api(server: Running):

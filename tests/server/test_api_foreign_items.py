@@ -10,7 +10,7 @@ from openai.types.responses import Response
 from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
 from support.scripted import DONE, always, calling_ls, engine_of, prompt_of
-from support.server import Running
+from support.server import Running, good
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -27,9 +27,7 @@ def server(scripted_server: Running) -> Iterator[Running]:
 
 
 def post(server: Running, path: str, body: dict[str, Any]) -> Any:
-    response = server.post(path, {"max_tokens": 64, **body} if path != RESPONSES else body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return good(server.post(path, {"max_tokens": 64, **body} if path != RESPONSES else body))
 
 
 def call(name: str, arguments: str, output: str = "") -> list[str]:

@@ -24,7 +24,7 @@ from support.scripted import (
     prompt_of,
     when,
 )
-from support.server import Running
+from support.server import Running, good
 
 PATH = "/v1/responses"
 TOOL = {
@@ -44,9 +44,7 @@ def server(scripted_server: Running) -> Iterator[Running]:
 
 
 def asked(server: Running, body: dict[str, Any], **more: Any) -> Any:
-    response = server.post(PATH, {**body, **more})
-    assert response.status_code == 200, response.text
-    reply = response.json()
+    reply = good(server.post(PATH, {**body, **more}))
     Response.model_validate(reply, strict=True)
     return reply
 

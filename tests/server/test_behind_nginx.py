@@ -13,7 +13,7 @@ import pytest
 
 from support.command import Command, free_port, served
 from support.scripts import ROOT
-from support.server import HTTP
+from support.server import HTTP, good
 from support.waiting import until
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -67,9 +67,8 @@ class Proxied:
 
     def ask(self, session: str) -> Any:
         body = {"messages": [turn(session)], "max_tokens": 12, "temperature": 0}
-        response = HTTP.post(self.url + CHAT, json=body, headers={"x-session-id": session})
-        assert response.status_code == 200, response.text
-        return response.json()
+        headers = {"x-session-id": session}
+        return good(HTTP.post(self.url + CHAT, json=body, headers=headers))
 
 
 def turn(session: str) -> dict[str, str]:

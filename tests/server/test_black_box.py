@@ -20,7 +20,7 @@ from paceline.runtime.model import Model
 from paceline.server.settings import Settings
 from support.command import free_port, served
 from support.other_clients import CHAT, TEXT, fault
-from support.server import HTTP, Running, running
+from support.server import HTTP, Running, good, running
 from support.waiting import PATIENCE, until
 
 TURN = {"role": "user", "content": "this is the one and this is the one"}
@@ -33,11 +33,6 @@ BARE: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
 def locked(module_model: Model) -> Iterator[Running]:
     with running(module_model, Settings(api_keys=("first", "sécond"))) as instance:
         yield instance
-
-
-def good(response: httpx.Response) -> Any:
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def parts(server: Running, path: str, body: Any, *, stream: bool) -> list[Any]:

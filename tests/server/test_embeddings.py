@@ -13,7 +13,7 @@ import pytest
 
 import paceline
 from paceline.engines.llamacpp.engine import LlamaCppEngine
-from support.server import Running, running
+from support.server import Running, good, running
 from support.tiny import reference_hidden, write_tiny
 
 POOLINGS = {"mean": 1, "first": 2, "last": 3}
@@ -44,9 +44,7 @@ of_the_last = pytest.mark.parametrize("embedder", ["last"], indirect=True, scope
 
 def vectors(server: Running, values: Any, **more: Any) -> np.ndarray:
     """Return the [texts, d] embeddings of a successful request."""
-    response = server.post("/v1/embeddings", {"input": values, **more})
-    assert response.status_code == 200, response.text
-    data = response.json()["data"]
+    data = good(server.post("/v1/embeddings", {"input": values, **more}))["data"]
     assert [item["index"] for item in data] == [*range(len(data))]
     return np.array([item["embedding"] for item in data], np.float32)
 

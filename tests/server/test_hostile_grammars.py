@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from support.command import Command, served, started
-from support.server import HTTP
+from support.server import HTTP, good
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -66,8 +66,8 @@ def command(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     cache = tmp_path_factory.mktemp("cache")
     with served(tiny_gguf, cache, "--port", "0", "--shutdown-timeout", "1") as command:
         # What every process needs at first.
-        good(command, {**schema({"const": 1}), "max_tokens": 4})
-        good(command, {**tool({"type": "object"}), "max_tokens": 4})
+        good(sent(command, CHAT, {**schema({"const": 1}), "max_tokens": 4}))
+        good(sent(command, CHAT, {**tool({"type": "object"}), "max_tokens": 4}))
         yield command
 
 
@@ -82,13 +82,6 @@ def sent(command: Command, path: str, more: dict[str, Any], *, raw: bool = False
         text = text.replace('"structured_outputs"', r'"structured\u005foutputs"')
     headers = {"content-type": "application/json"}
     return HTTP.post(command.url + path, content=text, headers=headers)
-
-
-def good(command: Command, more: dict[str, Any]) -> dict[str, Any]:
-    response = sent(command, CHAT, more)
-    assert response.status_code == 200, response.text
-    reply: dict[str, Any] = response.json()
-    return reply
 
 
 def memory(command: Command) -> int:
@@ -200,7 +193,7 @@ def test_many_harmful_grammars_neither_block_cached_ones_nor_leak_memory(command
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-    good(command, schema({"const": "a new one"}))
+    good(sent(command, CHAT, schema({"const": "a new one"})))
     assert set(statuses) <= {400, 429}
     assert 400 in statuses
     assert others.slowest < PATIENCE / 10

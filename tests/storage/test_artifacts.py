@@ -72,22 +72,6 @@ def test_an_artifact_folder_of_another_kind_is_rejected(artifact: Path):
 SHA256 = "0" * 64
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({"size": "3"}, "size: "),
-        ({"files": {}}, "files: "),
-        ({"files": {"../a.bin": {"bytes": 3, "sha256": SHA256}}}, "'../a.bin'"),
-        ({"files": {"a.bin": {"bytes": 3}}}, "files.a.bin.sha256: "),
-    ],
-)
-def test_a_manifest_error_is_named(artifact: Path, change: dict, fault: str):
-    value = json.loads((artifact / MANIFEST).read_text())
-    (artifact / MANIFEST).write_text(json.dumps({**value, **change}))
-    with raises(ModelError, fault):
-        read_manifest(artifact, "paceline thing", Box)
-
-
 def test_all_missing_and_invalid_files_are_reported_together(artifact: Path):
     value = json.loads((artifact / MANIFEST).read_text())
     value["files"] = {

@@ -79,6 +79,12 @@ class Running:
         return [json.loads(text) if text.startswith("{") else text for text in texts]
 
 
+def good(response: httpx.Response) -> Any:
+    """Return the JSON of a successful response."""
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
 @contextmanager
 def running(model: Model, settings: Settings | None = None, **more: Any) -> Iterator[Running]:
     """A server with `more` settings; a test that leaves requests behind in it fails."""

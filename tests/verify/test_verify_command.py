@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from paceline.cli import verify as command
-from paceline.cli.app import main
 from paceline.cli.models import exactness_of, exactness_text
 from paceline.decoding.types import Block
 from paceline.engines import EngineSettings, open_engine
@@ -38,18 +37,6 @@ def test_verify_passes_for_an_exact_model(model: Model, suite_file: Path):
     assert json.loads(json.dumps(report.value))["model"] == model.files.name
     assert "is exact on this machine: rows are independent" in report.text
     assert "0 differ" in report.text
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("few_cases", "cache")
-def test_verify_prints_the_comparison_as_json(
-    tiny_gguf: Path, suite_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    options = ["--suite", str(suite_file), "--max-tokens", "3", "--json", "--quiet"]
-    assert main(["verify", "--model", str(tiny_gguf), *options]) == 0
-    value = json.loads(capsys.readouterr().out)
-    assert (value["exact"], value["answers_compared"]) == (True, 1 + 2 + 1 + 3 + 1 + 5 + 1 + 8)
-    assert value["rows_compared"] > 400
 
 
 @pytest.mark.usefixtures("few_cases")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.app import main
 from paceline.errors import InvalidRequest
 from paceline.storage.report import json_file
 from paceline_lab.bench.ab_test import PLAIN
@@ -112,13 +111,3 @@ def test_results_with_nothing_in_common_are_rejected(write: Write):
         compare(*paths)
     with pytest.raises(InvalidRequest, match="beauty"):
         compare(paths[0], paths[0], measure="beauty")
-
-
-def test_works_from_the_command_line(write: Write, capsys: pytest.CaptureFixture[str]):
-    paths = [str(write("old", RECORD)), str(write("new", replace(RECORD, rows=FASTER)))]
-    assert main(["bench", "compare", *paths]) == 0
-    said = capsys.readouterr().out
-    assert f"A: {paths[0]}\nB: {paths[1]}\n" in said
-    assert "0.75 (0.33 to 2.00)" in said
-    assert main(["bench", "compare", *paths, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["measure"] == "ratio"

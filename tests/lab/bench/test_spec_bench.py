@@ -155,12 +155,6 @@ def test_questions_beyond_the_context_are_skipped_named_and_counted(model: Model
         bench(model, path, max_tokens=room)
 
 
-def test_duplicate_question_ids_are_rejected(model: Model, tmp_path: Path):
-    path = write(tmp_path / "twice.jsonl", [QUESTIONS[0], QUESTIONS[0]])
-    with pytest.raises(InvalidRequest, match="'81'"):
-        bench(model, path)
-
-
 @pytest.mark.parametrize(
     ("tokens", "share"),
     [

@@ -11,36 +11,10 @@ import pytest
 
 from paceline.engines import EngineSettings, open_engine
 from paceline.errors import ModelError
-from paceline.models import ModelFiles, Progress, resolve
+from paceline.models import Progress, resolve
 from paceline.models.gguf import support
 from support.errors import raises
-from support.tiny import SIZES, write_tiny
-
-
-def test_metadata_template_and_tokenizer_come_from_the_file(tiny_files: ModelFiles):
-    assert tiny_files.context_length == SIZES["context"]
-    assert tiny_files.stop_token_ids == (0, 2), "the end token, and the control tokens that end"
-    assert (tiny_files.facts.bos_token, tiny_files.facts.eos_token) == (
-        "<|im_start|>",
-        "<|im_end|>",
-    )
-    assert not tiny_files.facts.add_bos
-    assert tiny_files.facts.license == "cc0-1.0"
-    prompt = tiny_files.template.render([{"role": "user", "content": "Hi"}])
-    assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    ids = tiny_files.tokenizer.encode(prompt, special=True)
-    assert ids[0] == 1
-    assert tiny_files.tokenizer.decode(ids) == "user\nHi\nassistant\n"
-
-
-def test_stop_tokens_include_ends_of_turns_and_messages(tmp_path: Path):
-    more = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 6}
-    path = write_tiny(tmp_path / "m.gguf", fields={**more, "tokenizer.ggml.add_bos_token": True})
-    files = resolve(str(path), tmp_path)
-    assert files.stop_token_ids == (0, 2, 5, 6)
-    assert files.facts.add_bos
-    assert files.tokenizer.encode("a", special=True)[0] == 1
-
+from support.tiny import write_tiny
 
 # -- files that are none ---------------------------------------------------------------------------
 

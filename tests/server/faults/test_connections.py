@@ -19,7 +19,7 @@ from paceline.server import connections, page
 from paceline.server.connections import connection_limit
 from paceline.server.settings import Settings
 from support.command import Command, served, started
-from support.server import HTTP, Running, request, running
+from support.server import HTTP, Running, good, request, running
 from support.tiny import SIZES, write_tiny
 from support.waiting import PATIENCE, until
 
@@ -57,9 +57,8 @@ def stays_well(command: Command, seconds: float) -> None:
         start = time.monotonic()
         assert HTTP.get(url + "/health", headers=headers).status_code == 200
         assert time.monotonic() - start < SOON, "/health took long"
-        response = HTTP.post(url + "/v1/completions", json=BODY, headers=headers)
-        assert response.status_code == 200, response.text
-        texts.add(response.json()["choices"][0]["text"])
+        reply = good(HTTP.post(url + "/v1/completions", json=BODY, headers=headers))
+        texts.add(reply["choices"][0]["text"])
     assert len(texts) == 1
 
 
