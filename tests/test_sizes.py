@@ -30,8 +30,8 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 54_864,
-    "src/paceline": 34_967,
+    "src": 54_863,
+    "src/paceline": 34_966,
     "src/paceline/engines": 4_819,
     "src/paceline/models": 4_488,
     "src/paceline/runtime": 4_731,

@@ -72,6 +72,6 @@ def test_probe_during_plain_decoding_counts_the_drafters_steps(spec: str):
 
     assert plain.counters.drafted == 0
     assert 0 < probe.accepted < probe.drafted
-    assert probe.steps == drafting.counters.steps
-    # The last token is never a draft where the answer is known to end, so one may be missing.
-    assert probe.accepted - drafting.counters.accepted in (0, 1)
+    missing = drafting.counters.steps - probe.steps, probe.accepted - drafting.counters.accepted
+    # Where the end is known, the last token is never a draft, and alone it is not asked for.
+    assert missing in ((0, 0), (0, 1), (1, 0))

@@ -94,7 +94,7 @@ USER = {"role": "user", "content": [{"type": "input_text", "text": "a"}, IMAGE]}
         ({"input": [USER, {"role": "assistant", "content": "b"}]}, "input[0].content[1]"),
         ({"input": "a " * 600}, "input"),
         ({"temperature": 0.5}, "temperature"),
-        ({"messages": [USER]}, "messages"),
+        *(({field: [USER]}, field) for field in ("messages", "functions")),
         ({"model": "other"}, "model"),
     ],
     ids=lambda value: str(value)[:60],

@@ -6,6 +6,7 @@ be repeated. Invariant: a policy changes speed, never a token.
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -82,11 +83,9 @@ class Kelly(Fixed):
     def draft_length(self) -> int:
         alpha = sum(self._rates) / len(self._rates) if self._rates else 0.5
         a, b = self._line()
-
-        def rate(block: int) -> float:
-            return sum(alpha**at for at in range(block)) / max(a + b * block, 1e-9)
-
-        return max(range(min(2, self._max_block), self._max_block + 1), key=rate) - 1
+        tokens = [*accumulate(alpha**place for place in range(self._max_block))]  # ea + 1, by g - 1
+        blocks = range(min(2, self._max_block), self._max_block + 1)
+        return max(blocks, key=lambda g: tokens[g - 1] / max(a + b * g, 1e-9)) - 1
 
     def observe(self, outcome: DecodeOutcome) -> None:
         drafted = len(outcome.proposal.tokens)

@@ -132,8 +132,8 @@ class BlockTable(ABC):
 
     def _release(self, keep: int) -> None:
         """Free all KV blocks but `keep`."""
-        self._pool.free += max(self.blocks - keep, 0)
-        self.blocks = min(self.blocks, keep)
+        freed, self.blocks = max(self.blocks - keep, 0), min(self.blocks, keep)
+        self._pool.free += freed
 
 
 Table = TypeVar("Table", bound=BlockTable)

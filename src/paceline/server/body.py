@@ -201,7 +201,6 @@ _UNSUPPORTED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("options", "extra_body"), "send its contents as fields of the body"),
     **dict.fromkeys(_SWITCHES, "use reasoning_effort or thinking"),
-    "functions": "use tools",
     "stop_token_ids": "use stop",
     "prompt_logprobs": "use echo and logprobs of /v1/completions",
     "use_beam_search": "beam search is not supported",
@@ -218,6 +217,7 @@ _SYNONYMS = (
     ("reasoning_effort", "reasoning", "thinking"),
     ("response_format", "text", "output_config", "output_format"),
     ("top_logprobs", "logprobs"),
+    ("tools", "functions"),
 )
 """Fields that have the same meaning at different endpoints."""
 
@@ -331,7 +331,7 @@ def refuse_fields_of_others(kind: type[Body], data: Any) -> None:
     for name, value in data.items() if isinstance(data, Mapping) else ():
         others = [other.model_fields for other in GenerationBody.__subclasses__()]
         defaults = [fields[name].get_default() for fields in others if name in fields]
-        if not value or not defaults or value in defaults:
+        if not value or value in defaults or not (defaults or name == "functions"):
             continue
         if name not in kind.model_fields and name not in _HARMLESS:
             same = {own for names in _SYNONYMS if name in names for own in names}

@@ -75,7 +75,7 @@ class CoreMlSequence(BlockTable):
         far = 0 <= length <= self.length and self._written - length > self._max_rollback
         super().rewind(0 if far else length)
         if not self.length:
-            self._written = 0
+            self.states, self._written = [], 0
 
     def fork_length(self, length: int) -> int:
         del length
