@@ -278,7 +278,11 @@ folder, name, target = sys.argv[1:]
 config = GgufConfig(dequantize=True)
 options = {"gguf_file": name, "quantization_config": config, "dtype": "bfloat16"}
 AutoModelForCausalLM.from_pretrained(folder, **options).save_pretrained(target)
-AutoTokenizer.from_pretrained(folder, gguf_file=name).save_pretrained(target)
+tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+template = Path(folder) / "chat_template.jinja"  # paceline writes it beside a prepared model
+if template.exists():
+    tokenizer.chat_template = template.read_text()
+tokenizer.save_pretrained(target)
 written = Path(target) / "config.json"  # mlx-lm's models read theta only under its older name
 config = json.loads(written.read_text())
 written.write_text(json.dumps({"rope_theta": config["rope_parameters"]["rope_theta"], **config}))
