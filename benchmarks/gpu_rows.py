@@ -149,7 +149,7 @@ def measure(
     )
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.vocab_size, settings.slots).tolist()
-    place = model.sequence(settings)
+    place = model.context(settings._replace(sequences=1)).sequences[0]
     read(place, tokens[:CHUNK])  # kernels are loaded when they are first called
     place.truncate(0)
     with closing(place.context):

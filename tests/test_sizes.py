@@ -30,14 +30,14 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 54_863,
-    "src/paceline": 34_966,
-    "src/paceline/engines": 4_819,
+    "src": 54_876,
+    "src/paceline": 34_979,
+    "src/paceline/engines": 4_832,
     "src/paceline/models": 4_488,
     "src/paceline/runtime": 4_731,
     "src/paceline/server": 6_760,
     "src/paceline/cli": 3_990,
-    "tests": 48_490,
+    "tests": 48_502,
 }
 """Folders that are above their ceiling -> lines that they had when this was written last."""
 

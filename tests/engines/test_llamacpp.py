@@ -213,7 +213,7 @@ def test_a_cpu_without_the_required_instructions_is_reported(
     old.write_text("processor\t: 0\nflags\t\t: fpu sse sse2 avx f16c\n")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert libraries.missing_instructions(old) == ["avx2", "fma"]
-    monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
+    monkeypatch.setattr(libraries, "load", libraries._load.__wrapped__)
     monkeypatch.setattr(libraries, "missing_instructions", lambda: ["avx2"])
     monkeypatch.setenv(libraries.VARIABLE, IK)
     with raises(MissingExtra, "avx2"):
@@ -240,7 +240,7 @@ def test_building_from_source_is_suggested_if_the_wheel_needs_a_newer_cpu(
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a process that has not loaded a library yet."""
-    monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
+    monkeypatch.setattr(libraries, "load", libraries._load.__wrapped__)
     monkeypatch.setitem(sys.modules, "ik_llama_cpp", None)
     monkeypatch.setattr(llama_h, "find_spec", lambda _: None)
 
@@ -256,7 +256,7 @@ def test_a_library_with_other_structs_or_without_a_function_is_rejected_by_name(
 ):
     for name in (UPSTREAM, IK):
         library(name)
-    monkeypatch.setattr(libraries, "load", libraries.load.__wrapped__)
+    monkeypatch.setattr(libraries, "load", libraries._load.__wrapped__)
     monkeypatch.setitem(llama_h.DEFAULTS, llama_h.ContextParams, {"n_batch": 2048})
     monkeypatch.setenv(libraries.VARIABLE, UPSTREAM)
     with raises(MissingExtra, "llama.cpp", "structs", "n_ctx", "install xllamacpp"):
@@ -265,6 +265,18 @@ def test_a_library_with_other_structs_or_without_a_function_is_rejected_by_name(
     monkeypatch.setenv(libraries.VARIABLE, IK)
     with raises(MissingExtra, "llama_kv_cache_seq_rm"):
         next(libraries.installed())
+
+
+def test_a_library_logs_to_a_binding_that_was_dropped(binding: Binding, tiny_gguf: Path):
+    """Were the callback freed, one of these would take its memory, and the library call that."""
+    args = [libraries.library_folder(binding.name)] if binding.name == UPSTREAM else []
+    type(binding)(*args)
+    gc.collect()
+    calls: list[Any] = []
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    kept = [kind(lambda *values: calls.append(values)) for _ in range(64)]
+    binding.free_model(binding.load(tiny_gguf))
+    assert kept and not calls
 
 
 def test_the_library_setting_selects_the_only_library(

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -313,13 +313,16 @@ class Binding(ABC):
 class ErrorLog:
     """Stores the last error lines of a library."""
 
+    _callbacks: ClassVar[list[Any]] = []
+    """Never freed: libraries keep pointers to them, also after a binding was rejected."""
+
     def __init__(self, library: ctypes.CDLL) -> None:
         self._lines: list[str] = []
         self._error = False
-        self._callback = _CALLBACK(self._receive)  # the library keeps a pointer to it
+        self._callbacks.append(_CALLBACK(self._receive))
         library.llama_log_set.argtypes = [_CALLBACK, ctypes.c_void_p]
         library.llama_log_set.restype = None
-        library.llama_log_set(self._callback, None)
+        library.llama_log_set(self._callbacks[-1], None)
 
     def clear(self) -> None:
         self._lines = []

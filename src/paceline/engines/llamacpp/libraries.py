@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -158,9 +159,18 @@ def installed() -> Iterator[Binding]:
         )
 
 
-@cache
 def load(name: str) -> Binding:
-    """Load a library. Raises one of `_UNUSABLE`, or MissingExtra for a custom library."""
+    """Load a library, once. Raises one of `_UNUSABLE`, or MissingExtra for a custom library."""
+    with _LOADING:
+        return _load(name)
+
+
+_LOADING = threading.Lock()
+"""Two threads would get two bindings, of which each counts only its own open models."""
+
+
+@cache
+def _load(name: str) -> Binding:
     lacking, path = missing_instructions(), os.environ.get(PATHS[name])
     if lacking and not path:
         raise OSError(f"this CPU lacks {', '.join(lacking)}, which its wheel is built with")
