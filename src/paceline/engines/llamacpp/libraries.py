@@ -166,7 +166,7 @@ def load(name: str) -> Binding:
 
 
 _LOADING = threading.Lock()
-"""Two threads would get two bindings, of which each counts only its own open models."""
+"""Otherwise two threads may load two bindings, and each counts only its own open models."""
 
 
 @cache
