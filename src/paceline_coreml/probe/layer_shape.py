@@ -20,7 +20,7 @@ _SLOTS = 2048
 _TOKENS = 64
 _MIN_SIZES = {"d": 1, "heads": 1, "kv": 1, "dh": 2, "ff": 1, "T": 1, "S": 2}
 _PER_WEIGHT = 20
-"""Bytes per weight at a conversion's memory peak. For a layer of Phi-4-mini's shape, 18 were
+"""Bytes per weight at a conversion's memory peak. For a layer of Phi-4-mini's shape, 19 were
 measured: torch, the trace, the program and the compressed program each have the weights."""
 _PER_SCORE = 16
 """Bytes per row and slot of a head: four float32 arrays in the emulator."""
