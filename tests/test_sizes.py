@@ -30,12 +30,12 @@ CEILINGS = {
 """Folder -> maximum lines of its Python files."""
 
 ABOVE: dict[str, int] = {
-    "src": 54_876,
-    "src/paceline": 34_979,
+    "src": 54_875,
+    "src/paceline": 34_980,
     "src/paceline/engines": 4_832,
     "src/paceline/models": 4_488,
     "src/paceline/runtime": 4_731,
-    "src/paceline/server": 6_760,
+    "src/paceline/server": 6_761,
     "src/paceline/cli": 3_990,
     "tests": 48_502,
 }

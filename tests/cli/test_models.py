@@ -43,7 +43,7 @@ def test_models_are_listed_as_a_table_and_as_json(run: Run, cache: Path, tiny_fi
     assert mine["folder"] == str(tiny_files.folder)
     for each in mine["exactness"]:
         assert each["engine"]["engine"] == "llamacpp"
-        assert all(compared["rows"] > 0 for compared in each["conditions"].values())
+        assert min(compared["rows"] for compared in each["conditions"].values()) > 0
     here = [each["here"] for each in value]
     assert here == sorted(here, reverse=True), "installed models come first"
     assert mine["context_length"] == 512

@@ -219,7 +219,7 @@ _SYNONYMS = (
     ("top_logprobs", "logprobs"),
     ("tools", "functions"),
 )
-"""Fields that have the same meaning at different endpoints."""
+"""Fields that have the same meaning at different endpoints, or in older clients."""
 
 _HARMLESS = ("metadata", "store")
 """Fields of some endpoints that do not change answers, and that clients also send elsewhere."""
@@ -331,10 +331,10 @@ def refuse_fields_of_others(kind: type[Body], data: Any) -> None:
     for name, value in data.items() if isinstance(data, Mapping) else ():
         others = [other.model_fields for other in GenerationBody.__subclasses__()]
         defaults = [fields[name].get_default() for fields in others if name in fields]
-        if not value or value in defaults or not (defaults or name == "functions"):
+        same = {own for names in _SYNONYMS if name in names for own in names}
+        if not value or value in defaults or not (defaults or same):
             continue
         if name not in kind.model_fields and name not in _HARMLESS:
-            same = {own for names in _SYNONYMS if name in names for own in names}
             instead = next((f"use {own}" for own in kind.model_fields if own in same), "")
             raise ApiError(
                 f"{name} is not a field of this endpoint; {instead or 'remove it'}", param=name

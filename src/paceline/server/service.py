@@ -352,8 +352,9 @@ def _constraint(body: GenerationBody) -> Callable[[Grammars], Constraint | None]
         raise ApiError("cannot be combined with structured_outputs", param="response_format")
     options: Options = {}
     if form is not None:
-        named = form.json_schema
-        options = {"json_schema": {"type": "object"} if named is None else named.schema_}
+        if form.json_schema is None:
+            return Grammars.json_object
+        options = {"json_schema": form.json_schema.schema_}
     elif outputs is not None:
         grammar = outputs.grammar
         if outputs.choice is not None:

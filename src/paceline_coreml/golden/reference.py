@@ -97,19 +97,17 @@ class Reference:
         def record(hidden: Any) -> None:
             streams.append(hidden[0].float().numpy().copy())  # [1, T, hidden_size]
 
-        def before(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             record(args[0] if args else kwargs["hidden_states"])
+            if embedded is None:
+                return None
+            rows = torch.from_numpy(embedded)[None].to(self._model.dtype)
+            return ((rows, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": rows})
 
         def after(_layer: Any, _args: Any, out: Any) -> None:
             record(out[0] if isinstance(out, tuple) else out)  # some also return a router's state
 
-        def replaced(_layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            rows = torch.from_numpy(embedded)[None].to(self._model.dtype)
-            return ((rows, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": rows})
-
         hooks = [self._layers[0].register_forward_pre_hook(before, with_kwargs=True)]
-        if embedded is not None:
-            hooks.append(self._layers[0].register_forward_pre_hook(replaced, with_kwargs=True))
         hooks += [layer.register_forward_hook(after) for layer in self._layers]
         try:
             logits = self._model(torch.tensor([list(tokens)]), use_cache=False).logits
